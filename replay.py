@@ -1,0 +1,608 @@
+"""replay.py: the experience pool, one JSONL file of verified trajectories; append, open, draw, import, look, repair.
+
+    python replay.py stats  pool.jsonl [--data=questions.jsonl] [--plot=pool.png]   # what is in it
+    python replay.py show   pool.jsonl QUESTION_ID [--number=3]                     # trajectories to read
+    python replay.py check  pool.jsonl [--verify] [--repair]                        # damage, with line numbers
+    python replay.py import SOURCE --pool=pool.jsonl [--tokenizer=FOLDER]           # published pools, answers as jsonl
+    python replay.py export pool.jsonl OUT.parquet [--data=...]                     # the reference's parquet layout
+
+    with Pool("pool.jsonl") as pool:
+        pool.append([{"question_id": "q1", "response": "... \\boxed{4}", "response_ids": [5, 6, 2],
+                      "finish_reason": "stop", "reward": 1.0}])
+        pool.draw("q1", m=2, seed=0, step=3)    # at most 2 records, always the same ones for this seed and step
+
+A record is one JSON object a line. First the small keys of HEAD, from which the index is built without parsing the line,
+then what else the caller gave (model, temperature, top_p, ...), at the end `answer` (gold), `problem`, `response` (text)
+and `response_ids` (as sampled, stop id included). Only question_id, response, response_ids, finish_reason and reward
+must be given. A line that a person wrote with its keys in another order is as good; it is parsed in full.
+
+Where this departs from the reference implementation, on purpose:
+  * a question with fewer than M trajectories gives fewer rows; there are no empty dummy replays;
+  * token ids are stored as sampled, with the tokenizer's fingerprint; text is tokenised only on import, once;
+  * an answer cut off at the length limit never enters (the reference appends EOS to it), one longer than the response
+    limit is not drawn (the reference cuts it, loses its answer and trains it down);
+  * a draw takes distinct texts first, without replacement, and is a pure function of (seed, step, question id) and of the
+    set of eligible texts; it uses no global random state, so ranks agree and a resumed run repeats it.
+"""
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+import zlib
+
+import numpy as np
+from tqdm import tqdm
+
+try:
+    from data import InputError
+except ImportError:  # TODO until data.py's own imports are there
+    class InputError(Exception):
+        """Bad input, one clear line."""
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The record
+
+HEAD = ("question_id", "reward", "finish_reason", "tokens", "digest", "sampler_logprob", "success_rate", "tokenizer",
+        "source", "run", "step", "more")
+TAIL = ("answer", "problem", "response", "response_ids")
+ESSENTIAL = ("question_id", "response", "response_ids", "finish_reason", "reward")
+# question_id      any text                                   reward        the verified reward, without length penalty
+# finish_reason    "stop" or "length"                         tokens        len(response_ids)
+# digest           hash of the response text, for "distinct"  sampler_logprob  sum over the response's tokens
+# success_rate     of the question when it was collected      tokenizer     fingerprint(tokenizer)
+# source           data set or import it came from            run, step     of the training that sampled it
+# more             how many records of the same append follow: readers see an append as a whole
+
+SUCCESS, FAILURE, UNFIT = 0, 1, 2  # kinds of records in the index; UNFIT is never drawn
+
+# One row of the index. 56 bytes: 1.1 million trajectories take 62 MB, mapped from disk and shared between processes.
+ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question", "i4"), ("tokens", "i4"),
+                ("step", "i4"), ("logprob", "f4"), ("success_rate", "f4"), ("tokenizer", "i4"), ("source", "i4"),
+                ("run", "i4"), ("kind", "u1")], align=True)
+NO_STEP = -1
+
+_TEXT, _NUMBER = rb'(null|"(?:[^"\\]|\\.)*")', rb"(null|-?[0-9][0-9.eE+-]*)"
+_HEAD_PATTERN = re.compile(rb"\{" + b", ".join(
+    b'"%s": %s' % (key.encode(), _NUMBER if key in ("reward", "tokens", "sampler_logprob", "success_rate", "step", "more")
+                   else _TEXT) for key in HEAD) + b", ")
+_LAST_KEY = b', "response_ids": ['
+
+
+def text_digest(text: str) -> str:
+    """16 hex digits of a hash of the response text: two trajectories are distinct if these differ."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def to_line(record: dict, more: int) -> bytes:
+    """The record as one line: small keys first and always all of them, long ones last, token ids without spaces."""
+    small = {key: record.get(key) for key in HEAD[:-1]} | {"more": more}
+    other = {key: value for key, value in record.items() if key not in HEAD and key not in TAIL}
+    tail = {key: record[key] for key in TAIL[:-1] if key in record}
+    fields = small | other | tail
+    try:
+        line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate; \ud800 is the only way to write it
+        line = json.dumps(fields, allow_nan=False).encode()
+    ids = ",".join(map(str, record["response_ids"]))
+    return line[:-1] + _LAST_KEY + ids.encode() + b"]}\n"
+
+
+def from_line(line: bytes) -> dict | None:
+    """The record of a line, with tokens and digest as they follow from its content; None if the line is damaged."""
+    try:
+        record = json.loads(line)
+    except ValueError:  # not JSON, or not UTF-8
+        return None
+    if shape_error(record):
+        return None
+    record["tokens"], record["digest"] = len(record["response_ids"]), text_digest(record["response"])
+    return record
+
+
+def shape_error(record: object) -> str | None:
+    """What is wrong with the form of a record, whatever it says; None if nothing."""
+    if not isinstance(record, dict):
+        return f"a record must be an object, found {type(record).__name__}"
+    for key in ESSENTIAL:
+        if record.get(key) is None:
+            return f'"{key}" is missing'
+    for key in ("question_id", "response", "finish_reason", "tokenizer", "source", "run"):
+        if not isinstance(record.get(key, ""), str) and record[key] is not None:
+            return f'"{key}" must be text, found {record[key]!r:.50}'
+    for key in ("reward", "sampler_logprob", "success_rate", "step"):
+        value = record.get(key)
+        if value is not None and (not isinstance(value, (int, float)) or value != value or abs(value) == float("inf")):
+            return f'"{key}" must be a finite number, found {value!r:.50}'
+    ids = record["response_ids"]
+    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        return '"response_ids" must be a list of token ids'
+    return None
+
+
+def kind_of(reward: float, finish_reason: str) -> int:
+    """An answer that was cut off is neither success nor failure: nobody knows how it would have ended."""
+    if finish_reason != "stop":
+        return UNFIT
+    return SUCCESS if reward == 1 else FAILURE if reward <= 0 else UNFIT
+
+
+def fingerprint(tokenizer) -> str:
+    """A short hash of what decides token ids: vocabulary (added tokens too), merges, beginning and end ids.
+
+    Padding and truncation settings are left out: programs change them at will and they do not touch a response's ids."""
+    parts = [sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])),
+             [tokenizer.bos_token_id, tokenizer.eos_token_id]]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        model = json.loads(backend.to_str())["model"]
+        parts.append([merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def say(message: str) -> None:
+    print(f"replay: {message}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The pool
+
+class Pool:
+    """The trajectories of one JSONL file.
+
+    len(pool) counts the verified successes, pool.questions are the ids that have one. Options: `readonly` (the file must
+    exist), `tokenizer` (fingerprint of the model's; a pool made with another one is refused), `max_tokens` (the response
+    limit), `stop_ids` (ids that may end a response), `wait` (seconds for which an append waits for another writer).
+
+    Readers take no lock. A writer holds an exclusive lock on the file during each append, so that several processes may
+    append to one pool; a reader hides an append that is under way and shows it as a whole when it is done.
+    """
+
+    def __init__(self, path, *, readonly=False, tokenizer=None, max_tokens=None, stop_ids=None, wait=60.0):
+        self.path, self.readonly = os.fspath(path), readonly
+        self.tokenizer, self.max_tokens, self.wait = tokenizer, max_tokens, wait
+        self.stop_ids = None if stop_ids is None else set(stop_ids)
+        self._fd, self._warned = None, set()
+        if os.path.isdir(self.path):
+            raise InputError(f"{self.path} is a folder; a pool is a .jsonl file")
+        if readonly and not os.path.exists(self.path):
+            raise InputError(f"{self.path}: no such pool; make one with `python rlep.py collect` or "
+                             "`python replay.py import`")
+        self._forget()
+        self._open()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        """Keep the index of what was appended; the pool itself is always on disk already."""
+        if self._fd is not None:
+            if len(self._rows) != self._saved:
+                self._save_index()
+            os.close(self._fd)
+            self._fd = None
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._rows["kind"] == SUCCESS))
+
+    @property
+    def failures(self) -> int:
+        """Stored wrong answers (append(..., allow_failed=True)); never part of len() and of ordinary draws."""
+        return int(np.count_nonzero(self._rows["kind"] == FAILURE))
+
+    @property
+    def questions(self) -> list[str]:
+        """Ids of the questions with at least one success, in the order in which they entered."""
+        codes, first = np.unique(self._rows["question"][self._rows["kind"] == SUCCESS], return_index=True)
+        return [self._names[code] for code in codes[np.argsort(first)]]
+
+    def __contains__(self, question_id: str) -> bool:
+        return len(self._candidates(question_id)) > 0
+
+    # -- draw -----------------------------------------------------------------------------------------------------------
+
+    def draw(self, question_id: str, m: int, seed: int, step: int, *, select: str = "random", repeats: bool = False,
+             failures: bool = False, run: str | None = None, max_age: int | None = None) -> list[dict]:
+        """Up to m trajectories of the question with distinct texts; [] for a question that the pool does not know.
+
+        Every distinct text gets a pseudo-random key from (seed, step, question id, text); the m smallest keys win. That
+        is uniform without replacement, the same in every process, and does not depend on the order of the file. (Of
+        records with one and the same text the first in the file stands for all.)
+        select:   "random", "shortest", "likeliest" or "unlikeliest" (mean sampler log-prob per token); ties at random.
+        repeats:  with fewer than m distinct texts, go round them again instead of giving fewer.
+        failures: draw from the stored wrong answers instead.
+        run, max_age: see append(); records that this run sampled count only from the next step on, for max_age steps.
+        """
+        rows = self._candidates(question_id, failures, step, run, max_age)
+        if len(rows) == 0 or m < 1:
+            return []
+        seed_key = hashlib.blake2b(f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass"),
+                                   digest_size=8).digest()
+        keys = _scramble(rows["digest"] ^ np.frombuffer(seed_key, "<u8"))
+        order = np.argsort(keys, kind="stable")
+        distinct = np.ones(len(order), bool)
+        distinct[1:] = keys[order[1:]] != keys[order[:-1]]  # equal texts have equal keys
+        order = order[distinct]
+        if select != "random":
+            order = order[np.argsort(self._score(rows[order], select, question_id), kind="stable")]
+        picks = np.resize(order, m) if repeats else order[:m]
+        return [self._read(row, question_id) for row in rows[picks]]
+
+    def count(self, question_id: str, failures: bool = False) -> int:
+        """How many distinct texts draw() can choose from."""
+        return len(np.unique(self._candidates(question_id, failures)["digest"]))
+
+    def success_rate(self, question_id: str) -> float | None:
+        """The question's success rate when it was collected (mean over its records); None if no record carries one."""
+        rates = self._candidates(question_id)["success_rate"]
+        rates = rates[~np.isnan(rates)]
+        return float(rates.mean()) if len(rates) else None
+
+    def _candidates(self, question_id, failures=False, step=None, run=None, max_age=None) -> np.ndarray:
+        """Index rows of one question that may be drawn, in file order."""
+        rows = self._rows_of(question_id)
+        fits = rows["kind"] == (FAILURE if failures else SUCCESS)
+        if self.max_tokens is not None:
+            fits &= rows["tokens"] <= self.max_tokens
+        if run is not None and run in self._codes:
+            age = step - rows["step"]
+            fits &= (rows["run"] != self._codes[run]) | ((age > 0) & (age <= (max_age or np.inf)))
+        return rows[fits]
+
+    def _rows_of(self, question_id: str) -> np.ndarray:
+        code = self._codes.get(question_id)
+        if code is None:
+            return self._rows[:0]
+        if self._order is None:  # rows sorted by question, made when first needed after a change
+            self._order = np.argsort(self._rows["question"], kind="stable").astype(np.int32)
+            self._starts = np.searchsorted(self._rows["question"][self._order], np.arange(len(self._names) + 1))
+        return self._rows[self._order[self._starts[code]:self._starts[code + 1]]]
+
+    def _score(self, rows: np.ndarray, select: str, question_id: str) -> np.ndarray:
+        """What `select` sorts by, smallest first."""
+        if select == "shortest":
+            return rows["tokens"]
+        if select not in ("likeliest", "unlikeliest"):
+            raise InputError(f"select={select!r}: choose random, shortest, likeliest or unlikeliest")
+        mean_logprob = rows["logprob"] / rows["tokens"]
+        if np.isnan(mean_logprob).any():
+            raise InputError(f"{self.path}: select={select} needs sampler_logprob, which {np.isnan(mean_logprob).sum()} of "
+                             f"{len(rows)} trajectories of question {question_id!r} do not carry (imported as text?)")
+        return -mean_logprob if select == "likeliest" else mean_logprob
+
+    def _read(self, row: np.void, question_id: str) -> dict:
+        """The record of an index row. Token ids are most of a line and JSON is slow at them: they are read apart."""
+        line = os.pread(self._fd, int(row["length"]), int(row["offset"]))
+        start = line.rfind(_LAST_KEY)
+        try:
+            if start > 0 and line.endswith(b"]}"):
+                record = json.loads(line[:start] + b"}")
+                record["response_ids"] = np.fromstring(line[start + len(_LAST_KEY):-2], np.int64, sep=",").tolist()
+            else:
+                record = json.loads(line)
+            if record["question_id"] != question_id or len(record["response_ids"]) != row["tokens"]:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, DeprecationWarning):
+            raise InputError(f"{self.path}: byte {row['offset']} does not hold the trajectory that the index says. Was the "
+                             f"file edited while in use? Run `python replay.py check {self.path}`") from None
+        record.pop("more", None)
+        return record
+
+    # -- append ---------------------------------------------------------------------------------------------------------
+
+    def refusal(self, record: dict, allow_failed: bool = False) -> str | None:
+        """Why this record may not enter the pool; None if it may."""
+        reason = shape_error(record)
+        if reason:
+            return reason
+        kind, ids = kind_of(record["reward"], record["finish_reason"]), record["response_ids"]
+        if record["finish_reason"] != "stop":
+            return f'finish_reason is {record["finish_reason"]!r}: only answers that ended by themselves ("stop") enter'
+        if kind == UNFIT or (kind == FAILURE and not allow_failed):
+            return f"reward is {record['reward']}: only verified successes (reward 1) enter"
+        if not ids:
+            return "response_ids is empty"
+        if self.max_tokens is not None and len(ids) > self.max_tokens:
+            return f"{len(ids)} tokens are over the response limit of {self.max_tokens}"
+        if self.stop_ids is not None and ids[-1] not in self.stop_ids:
+            return f"the last id is {ids[-1]}, not a stop id {sorted(self.stop_ids)}"
+        if self.tokenizer and record.get("tokenizer") not in (None, self.tokenizer):
+            return f"its tokenizer is {record['tokenizer']}, the pool was opened with {self.tokenizer}"
+        return None
+
+    def append(self, records: list[dict], *, allow_failed: bool = False, once: bool = False) -> int:
+        """Append all records, or none: a record that may not enter is an error that names it and the reason.
+
+        Returns how many were written. On return they are on disk; a process killed at any moment, or a full disk, leaves
+        the earlier records as they were. allow_failed: wrong answers (reward <= 0) may enter, for draw(failures=True).
+        once: leave out records that are there already with the same run, step, question and text. A training that grows
+        its pool passes once=True and records with `run` and `step`: after a crash the repeated steps then add nothing
+        twice, and as draw(run=...) sees only earlier steps, the resumed run draws what an uninterrupted one would.
+        """
+        if self.readonly:
+            raise InputError(f"{self.path} was opened with readonly=True")
+        ready = []
+        for number, record in enumerate(records):
+            if isinstance(record, dict) and hasattr(record.get("response_ids"), "tolist"):  # a numpy array
+                record = record | {"response_ids": record["response_ids"].tolist()}
+            reason = self.refusal(record, allow_failed)
+            if reason:
+                raise InputError(f"{self.path}: record {number} of {len(records)} "
+                                 f"(question {record.get('question_id') if isinstance(record, dict) else None!r}) "
+                                 f"is refused: {reason}; nothing of this append was written")
+            ready.append(record | {"tokens": len(record["response_ids"]), "digest": text_digest(record["response"]),
+                                   "tokenizer": record.get("tokenizer") or self.tokenizer})
+        with self._writing() as fd:
+            if once:
+                ready = self._unseen(ready)
+            if ready:
+                self._write(fd, b"".join(to_line(r, len(ready) - 1 - i) for i, r in enumerate(ready)))
+        return len(ready)
+
+    @contextlib.contextmanager
+    def _writing(self):
+        """The exclusive lock, on a file that is complete, with everything in it indexed."""
+        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+        deadline = time.monotonic() + self.wait
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(self.path) and os.stat(self.path).st_ino == os.fstat(fd).st_ino:
+                    break  # else: replaced by a repair while we waited
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(fd)
+                    raise InputError(f"{self.path}: another process has been appending for {self.wait:.0f} s; wait for it, "
+                                     "or stop it") from None
+            os.close(fd)
+            time.sleep(0.01)
+        try:
+            self.refresh(_locked=True)
+            size = os.fstat(fd).st_size
+            if size > self._end:
+                say(f"{self.path}: removed a torn last line of {size - self._end} bytes (left by a writer that was killed)")
+                os.ftruncate(fd, self._end)
+                self._mtime = os.fstat(fd).st_mtime_ns
+            yield fd
+        finally:
+            os.close(fd)  # and with it the lock
+
+    def _write(self, fd: int, data: bytes) -> None:
+        """All of data at the end of the file and on disk, or the file as it was."""
+        end = self._end
+        if end and os.pread(self._fd, 1, end - 1) != b"\n":
+            data = b"\n" + data  # the last line is whole, but for its newline
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(fd, view):]
+            os.fsync(fd)
+        except OSError as error:
+            os.ftruncate(fd, end)
+            self._mtime = os.fstat(fd).st_mtime_ns
+            raise InputError(f"{self.path}: cannot append {len(data)} bytes ({error.strerror}); the pool is as it was. "
+                             "Make room and run the same command again") from error
+        self.refresh(_locked=True)
+
+    def _unseen(self, records: list[dict]) -> list[dict]:
+        """The records that the pool does not hold yet; copies count, so that a text sampled twice stays there twice."""
+        seen, new = {}, []
+        for record in records:
+            key = (record["question_id"], record["digest"], record.get("run"), record.get("step"))
+            if key not in seen:
+                rows = self._rows_of(record["question_id"])
+                step = NO_STEP if key[3] is None else key[3]
+                seen[key] = int(np.count_nonzero((rows["digest"] == int(key[1], 16)) & (rows["step"] == step)
+                                                 & (rows["run"] == self._codes.get(key[2], -1))))
+            if seen[key] > 0:
+                seen[key] -= 1
+            else:
+                new.append(record)
+        return new
+
+    # -- index ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _index_path(self) -> str:
+        return self.path + ".index"
+
+    def _forget(self) -> None:
+        self._rows, self._names, self._codes, self._raw = np.zeros(0, ROW), [None], {None: 0}, {b"null": 0}
+        self._end = self._damaged = self._saved = self._mtime = 0
+        self._tail, self._order = b"", None
+
+    def _open(self) -> None:
+        if not os.path.exists(self.path):
+            return  # an empty pool; the first append makes the file
+        if self._fd is not None:
+            os.close(self._fd)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot open the pool ({error.strerror})") from None
+        self._load_index()
+        self.refresh()
+        if len(self._rows) != self._saved:
+            self._save_index()
+
+    def refresh(self, _locked: bool = False) -> int:
+        """Take in what was appended since the last look, by this or another process; how many records that were."""
+        if not os.path.exists(self.path):
+            return 0
+        if self._fd is None or os.stat(self.path).st_ino != os.fstat(self._fd).st_ino:  # new, or replaced by a repair
+            self._forget()
+            fd, self._fd = self._fd, os.open(self.path, os.O_RDONLY)
+            if fd is not None:
+                os.close(fd)
+        before, stat = len(self._rows), os.fstat(self._fd)
+        if (stat.st_size, stat.st_mtime_ns) == (self._end, self._mtime):
+            return 0
+        if self._end and (stat.st_size <= self._end or self._tail_hash() != self._tail):
+            self._forget()  # changed, not only grown
+        self._index_lines(hide_unfinished=not _locked)
+        if not _locked and self._end < os.fstat(self._fd).st_size:
+            # Something unfinished at the end: an append that is under way, or what a killed writer left. A shared lock
+            # tells: refused means that a writer is at work, and the whole append shows at a later refresh. Else the whole
+            # lines among it are as good as any.
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                self._index_lines(hide_unfinished=False)
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            except BlockingIOError:
+                pass
+        self._tail, self._order = self._tail_hash(), None
+        self._check_content()
+        return len(self._rows) - before
+
+    def _index_lines(self, hide_unfinished: bool) -> None:
+        """Add the lines from self._end on to the index; an append that is not complete only if not hide_unfinished."""
+        stat = os.fstat(self._fd)
+        chunks, rows, damaged = [self._rows], [], []
+        batch_start, more_before = self._end, 0
+        for offset, line in self._lines(self._end, stat.st_size, last=not hide_unfinished):
+            found = self._row(offset, line)
+            if found is None:
+                damaged.append(offset)
+                continue
+            row, more = found
+            if more_before == 0 or more != more_before - 1:
+                batch_start = offset
+            more_before = more
+            rows.append(row)
+            if len(rows) == 1 << 16:
+                chunks.append(np.array(rows, ROW))
+                rows = []
+        chunks.append(np.array(rows, ROW))
+        if hide_unfinished and more_before:
+            self._position = batch_start
+            chunks = [chunk[chunk["offset"] < batch_start] for chunk in chunks]
+            damaged = [offset for offset in damaged if offset < batch_start]
+        self._rows = np.concatenate(chunks)
+        self._end, self._mtime, self._damaged = self._position, stat.st_mtime_ns, self._damaged + len(damaged)
+
+    def _lines(self, start: int, stop: int, last: bool):
+        """(offset, line) of every line with a newline between two bytes of the file; leaves self._position after them.
+        last: a last line without a newline counts too if it is whole, that is, if it parses."""
+        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=stop - start < 1 << 30)
+        position, offset, rest = start, start, b""
+        while position < stop:
+            data = os.pread(self._fd, min(1 << 22, stop - position), position)
+            if not data:
+                break  # cut shorter by someone while we read
+            position += len(data)
+            bar.update(len(data))
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield offset, line
+                offset += len(line) + 1
+        bar.close()
+        if last and rest and from_line(rest) is not None:
+            yield offset, rest
+            offset += len(rest)
+        self._position = offset
+
+    def _row(self, offset: int, line: bytes) -> tuple | None:
+        """(index row, more) of a line, from its first keys where they are as to_line() writes them; None if damaged."""
+        head = _HEAD_PATTERN.match(line)
+        # A second start of a record in the line: two lines were glued together. (In a text, the quotes are escaped.)
+        if head is None or line[-1:] != b"}" or line.find(b'{"question_id"', 1) > 0:
+            record = from_line(line)
+            if record is None:
+                return None
+            head = _HEAD_PATTERN.match(to_line(record, record.get("more") or 0))
+        question, reward, finish, tokens, digest, logprob, rate, tokenizer, source, run, step, more = head.groups()
+        code, null = self._code, b"null"
+        return (offset, int(digest[1:-1], 16), len(line), code(question), int(tokens),
+                NO_STEP if step == null else int(float(step)), "nan" if logprob == null else logprob,
+                "nan" if rate == null else rate, code(tokenizer), code(source), code(run),
+                kind_of(float(reward), finish[1:-1].decode())), int(more)
+
+    def _code(self, raw: bytes) -> int:
+        """The number of a text, given as it stands in the file; the same text may be spelled with or without escapes."""
+        code = self._raw.get(raw)
+        if code is None:
+            text = json.loads(raw)
+            code = self._raw[raw] = self._codes.setdefault(text, len(self._names))
+            if code == len(self._names):
+                self._names.append(text)
+        return code
+
+    def _check_content(self) -> None:
+        """Refuse a pool of another tokenizer; tell, once, what else a user should know."""
+        size, kinds = os.fstat(self._fd).st_size, np.bincount(self._rows["kind"], minlength=3)
+        check = f"see `python replay.py check {self.path}`"
+        if self.tokenizer:
+            uses = np.bincount(self._rows["tokenizer"], minlength=len(self._names))
+            for code in np.flatnonzero(uses):
+                if code and self._names[code] != self.tokenizer:
+                    raise InputError(
+                        f"{self.path}: {uses[code]} of {len(self._rows)} trajectories hold ids of another tokenizer "
+                        f"({self._names[code]}, the model has {self.tokenizer}); convert the pool with `python replay.py "
+                        f"import {self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
+            self._tell(uses[0], f"{uses[0]} trajectories do not say their tokenizer; their ids are taken to be the model's")
+        self._tell(self._damaged, f"{self._damaged} damaged lines are left out; {check}")
+        self._tell(kinds[UNFIT], f"{kinds[UNFIT]} records are no verified, finished answers and are never drawn; {check}")
+
+    def _tell(self, count: int, message: str) -> None:
+        if count and message not in self._warned:
+            self._warned.add(message)
+            say(f"{self.path}: {message}")
+
+    def _tail_hash(self) -> bytes:
+        """A hash of the last 4 KB that are indexed: if it changed, the pool did not only grow."""
+        start = max(0, self._end - 4096)
+        return hashlib.blake2b(os.pread(self._fd, self._end - start, start), digest_size=8).digest()
+
+    def _load_index(self) -> None:
+        """Take the index beside the pool if it is whole and of this pool, or of a shorter state of it."""
+        try:
+            with open(self._index_path, "rb") as file:
+                header = json.loads(file.readline())
+                rows = np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],))
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # none, or not ours, or cut off: the pool itself is what counts
+        stat = os.fstat(self._fd)
+        if header.get("layout") != str(ROW.descr) or zlib.crc32(rows.view(np.uint8)) != header["crc"]:
+            return
+        self._end = header["end"]
+        if (stat.st_size < self._end or self._tail_hash().hex() != header["tail"]
+                or stat.st_size == self._end and stat.st_mtime_ns != header["mtime"]
+                or stat.st_size > self._end and stat.st_ino != header["inode"]):
+            self._end = 0
+            return
+        self._rows, self._mtime, self._damaged, self._saved = rows, header["mtime"], header["damaged"], len(rows)
+        self._tail, self._names = bytes.fromhex(header["tail"]), header["names"]
+        self._codes = {name: code for code, name in enumerate(self._names)}
+
+    def _save_index(self) -> None:
+        """Write the index to a temporary name and rename it. A folder that cannot be written to is no error."""
+        header = {"layout": str(ROW.descr), "rows": len(self._rows), "end": self._end, "mtime": self._mtime,
+                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged,
+                  "crc": zlib.crc32(self._rows.view(np.uint8)), "names": self._names}
+        line = json.dumps(header).encode()
+        line += b" " * (-(len(line) + 1) % 64) + b"\n"  # the rows are mapped: keep them aligned
+        temporary = f"{self._index_path}.{os.getpid()}"
+        try:
+            with open(temporary, "wb") as file:
+                file.write(line)
+                file.write(self._rows.view(np.uint8))
+            os.replace(temporary, self._index_path)
+            self._saved = len(self._rows)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+def _scramble(keys: np.ndarray) -> np.ndarray:
+    """Mix the bits of 64-bit numbers, one to one (the end of the splitmix64 generator)."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
