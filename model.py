@@ -1,0 +1,438 @@
+"""model.py: the policy, its log-probs and loss, the optimizer, checkpoints, and the sampler.
+
+Everything that touches a tensor is here; rlep.py holds the loop. Used by rlep.py and tiny.py, no command line of its own.
+
+Legend: P prompts, G fresh rollouts, M replays, B rows, T tokens, N response tokens of a micro-batch laid end to end,
+H hidden size, V vocabulary. Tensors carry their shape in a comment.
+
+Where this departs from the reference implementation:
+- the loss has one denominator, the response tokens of the whole mini-batch; the reference averages per micro-batch;
+- rows are masked by length, never by "id != pad": a model whose pad is its EOS still learns to stop;
+- logits of ids that the tokenizer does not know are masked, in the sampler and in the trainer alike;
+- stop ids are the union of the tokenizer's and the generation config's: what ends a rollout, ends a replay and is
+  trained on is the same id.
+"""
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as transformers_logging
+
+from data import InputError
+
+transformers_logging.disable_progress_bar()  # loading and saving are quick beside the rest
+
+LOGITS_CHUNK = 1 << 24  # elements of float32 logits alive at a time (64 MiB): never a whole (B, T, V)
+
+
+def derive_seed(*parts: object) -> int:
+    """A 62-bit seed from its parts. Hashed, so that neighbouring steps and questions get seeds far apart."""
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:8], "big") >> 2
+
+
+# ---------------------------------------------------------------------------------------------------------- the policy
+
+
+@dataclass
+class Policy:
+    """A causal LM with what the loop must know about it."""
+
+    model: torch.nn.Module  # a Hugging Face model, or a PeftModel around one
+    tokenizer: object
+    stop_ids: list[int]  # ids that end a response; the tokenizer's own EOS first
+    vocab: int  # ids below this are known to the tokenizer; logits above are masked
+    device: torch.device
+    compute_dtype: torch.dtype  # of activations; trainable weights are always float32
+    lora: bool
+
+    def __post_init__(self):
+        inner = self.model.get_base_model() if self.lora else self.model
+        self.decoder, self.head = inner.get_decoder(), inner.get_output_embeddings()
+        self.config = inner.config
+
+    def autocast(self):
+        """Matrix products in compute_dtype; a no-op in float32."""
+        on = self.compute_dtype != torch.float32
+        return torch.autocast(self.device.type, self.compute_dtype) if on else contextlib.nullcontext()
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+
+def load_tokenizer(path: str):
+    """The tokenizer of a model folder (or of the base of an adapter folder) or hub name."""
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as e:
+        raise InputError(f"--model={path}: no tokenizer found: {str(e).splitlines()[0]}") from None
+
+
+def stop_ids(model, tokenizer) -> list[int]:
+    """Ids that end a response: the tokenizer's EOS and every EOS of the generation config.
+
+    Qwen2.5 base models name <|endoftext|> in one place and <|im_end|> in the other; a model that stops on the one that
+    is not looked for seems to be truncated always.
+    """
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    ids = [tokenizer.eos_token_id, *(eos if isinstance(eos, (list, tuple)) else [eos])]
+    ids = list(dict.fromkeys(i for i in ids if i is not None))
+    if not ids:
+        raise InputError("neither the tokenizer nor the generation config of this model names an EOS id; set one")
+    return ids
+
+
+def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, device: str = "auto", compute_dtype: str = "auto",
+                activation_checkpointing: bool = False, train: bool = True) -> Policy:
+    """Load a Hugging Face causal LM, or a peft adapter on its base, from a folder or by hub name.
+
+    Trainable weights are float32 whatever the checkpoint holds: at lr 1e-6, bfloat16 AdamW moves 2% of the weights in
+    20 steps. A frozen base (LoRA) is kept in compute_dtype. Dropout is off throughout, so that old and new log-probs
+    come from the same function. Raises InputError where the model cannot be loaded or its head is not a plain matrix.
+    """
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if compute_dtype == "auto":
+        compute_dtype = "bfloat16" if device.type == "cuda" else "float32"
+    dtype = getattr(torch, compute_dtype)
+    adapter = os.path.isfile(os.path.join(path, "adapter_config.json"))
+    base = path
+    if adapter:
+        with open(os.path.join(path, "adapter_config.json")) as f:
+            base = json.load(f)["base_model_name_or_path"]
+    full = train and not lora_rank and not adapter
+    tokenizer = load_tokenizer(path if os.path.isfile(os.path.join(path, "tokenizer_config.json")) else base)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if full else dtype)
+    except (OSError, ValueError) as e:
+        raise InputError(f"--model={base}: cannot load this model: {str(e).splitlines()[0]}") from None
+    stops = stop_ids(model, tokenizer)
+    if adapter or lora_rank:
+        from peft import LoraConfig, PeftModel, get_peft_model
+
+        if adapter:
+            model = PeftModel.from_pretrained(model, path, is_trainable=train)
+            if train and lora_rank and lora_rank != model.peft_config["default"].r:
+                raise InputError(f"--lora_rank={lora_rank}: the adapter in {path} has rank {model.peft_config['default'].r}")
+        else:  # every matrix but the head; B starts at zero, so the adapted model starts as the base
+            model = get_peft_model(model, LoraConfig(r=lora_rank, lora_alpha=lora_alpha, lora_dropout=0.0,
+                                                     target_modules="all-linear", task_type="CAUSAL_LM"))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.to(device).train(activation_checkpointing)  # checkpointing acts in train mode only; without dropout both agree
+    policy = Policy(model, tokenizer, stops, min(len(tokenizer), model.get_output_embeddings().weight.shape[0]), device,
+                    dtype, bool(adapter or lora_rank))
+    _check_head(policy, path)
+    return policy
+
+
+@torch.no_grad()
+def _check_head(policy: Policy, path: str) -> None:
+    """The log-probs below apply the head to chosen positions themselves: refuse models that scale or cap their logits."""
+    ids = torch.arange(4, device=policy.device)[None] % policy.vocab  # (1, 4)
+    with policy.autocast():
+        whole = policy.model(input_ids=ids, use_cache=False).logits
+        ours = policy.head(policy.decoder(input_ids=ids, use_cache=False).last_hidden_state)
+    if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
+        raise InputError(f"--model={path}: this architecture changes its logits after the head "
+                         f"({policy.config.model_type}); add that to logits() in model.py")
+
+
+# ----------------------------------------------------------------------------------------------- log-probs and the loss
+
+
+def logits(policy: Policy, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Hidden states (N, H) to float32 logits (N, V) of the sampling distribution: known ids only, over temperature.
+
+    The one definition of the policy's distribution: the sampler and the trainer both call it.
+    """
+    out = policy.head(hidden).float()  # (N, V)
+    if policy.vocab < out.shape[-1]:  # rows that pad the matrix to a round size; a sampled one could not be decoded
+        out = out.masked_fill(torch.arange(out.shape[-1], device=out.device) >= policy.vocab, float("-inf"))
+    return out / temperature
+
+
+def _chunk_logprobs(policy, hidden, targets, temperature, with_entropy):
+    """Log-probs (N,) of targets (N,), and the entropy (N,) of each distribution in nats if asked."""
+    z = logits(policy, hidden, temperature)  # (N, V)
+    log_norm = z.logsumexp(-1)  # (N,)
+    logprobs = z.gather(-1, targets[:, None])[:, 0] - log_norm
+    if not with_entropy:
+        return logprobs, None
+    mean_logit = (z - log_norm[:, None]).exp().mul(z.masked_fill(z == float("-inf"), 0.0)).sum(-1)
+    return logprobs, log_norm - mean_logit
+
+
+def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[list[int]], temperature: float,
+                      with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Log-probs of response tokens under the policy at `temperature` (paper eq. 4: pi_theta(o_t | q, o_<t)).
+
+    prompts, responses: B lists of token ids. Returns logprobs (B, T), response_mask (B, T) bool and entropy (B, T) or
+    None, T the longest response; positions outside the mask are 0. Rows are padded on the right and attention is causal,
+    so a row's values do not depend on its padding, whatever the position embedding. Only positions that predict a
+    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass.
+    """
+    rows = [torch.tensor(p + r) for p, r in zip(prompts, responses)]
+    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(policy.device)  # (B, L); the pad id is never seen
+    starts = torch.tensor([len(p) for p in prompts], device=policy.device)
+    lengths = torch.tensor([len(r) for r in responses], device=policy.device)
+    response_mask = torch.arange(int(lengths.max()), device=policy.device) < lengths[:, None]  # (B, T)
+    row, offset = response_mask.nonzero(as_tuple=True)  # (N,) each
+    position = starts[row] + offset  # where the token stands
+    targets = input_ids[row, position]  # (N,)
+    with policy.autocast():
+        hidden = policy.decoder(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, L, H)
+        hidden = hidden[row, position - 1]  # (N, H): the one shift: the state before a token predicts it
+        size = max(1, LOGITS_CHUNK // policy.head.weight.shape[0])
+        parts = []
+        for h, t in zip(hidden.split(size), targets.split(size)):
+            args = (policy, h, t, temperature, with_entropy)
+            parts.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False) if torch.is_grad_enabled()
+                         else _chunk_logprobs(*args))
+
+    def unflatten(flat):  # (N,) -> (B, T), zeros outside the mask
+        return torch.zeros(response_mask.shape, device=policy.device).masked_scatter(response_mask, flat)
+
+    logprobs = unflatten(torch.cat([p for p, _ in parts]))
+    entropy = unflatten(torch.cat([e for _, e in parts])) if with_entropy else None
+    return logprobs, response_mask, entropy
+
+
+def policy_loss(logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor,
+                denominator: float, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 10.0,
+                ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The clipped token-mean loss (paper eq. 4, negated; dual clip as in the reference).
+
+    logprobs, old_logprobs, response_mask: (B, T); advantages: (B,), or (B, T) when tokens are weighted.
+    denominator: response tokens of the *whole mini-batch over all ranks*, so that micro-batches add up to the token mean.
+
+        rho = exp(logprobs - old_logprobs)
+        loss_t = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A);  for A < 0 at most dual_clip |A|
+
+    Returns the loss (scalar) and sums over tokens, to be divided by token counts by the caller: "ratio", "clip_low",
+    "clip_high", "clip_dual" (tokens where that bound is active), each (B,).
+    """
+    mask = response_mask.bool()
+    adv = (advantages if advantages.dim() == 2 else advantages[:, None]).to(logprobs.dtype).expand_as(logprobs)  # (B, T)
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0).clamp(-20, 20)  # padding may hold anything, even NaN
+    ratio = log_ratio.exp()
+    plain, clipped = -ratio * adv, -ratio.clamp(1 - clip_low, 1 + clip_high) * adv
+    token_loss = torch.maximum(plain, clipped)
+    bounded = torch.where(adv < 0, torch.minimum(token_loss, -dual_clip * adv), token_loss)
+    loss = torch.where(mask, bounded, 0.0).sum() / max(float(denominator), 1.0)
+    with torch.no_grad():
+        active = mask & (clipped > plain)
+        stats = {"ratio": torch.where(mask, ratio, 0.0).sum(-1),
+                 "clip_high": (active & (adv > 0)).sum(-1).float(),
+                 "clip_low": (active & (adv < 0)).sum(-1).float(),
+                 "clip_dual": (mask & (adv < 0) & (token_loss > -dual_clip * adv)).sum(-1).float()}
+    return loss, stats
+
+
+def micro_batches(lengths: list[int], token_budget: int) -> list[list[int]]:
+    """Row indices in groups whose padded size (rows x longest) stays within token_budget; a longer row goes alone.
+
+    Sorted by length, so that little is padding. The gradient does not depend on the grouping.
+    """
+    groups, group = [], []
+    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if group and (len(group) + 1) * lengths[i] > token_budget:
+            groups.append(group)
+            group = []
+        group.append(i)
+    return groups + [group] if group else groups
+
+
+# ----------------------------------------------------------------------------------------------------------- optimizer
+
+
+def make_optimizer(policy: Policy, lr: float, weight_decay: float, beta1: float, beta2: float) -> torch.optim.AdamW:
+    """AdamW on float32 master weights."""
+    return torch.optim.AdamW(policy.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
+
+
+def optimizer_step(policy: Policy, optimizer, max_norm: float) -> float:
+    """Clip the gradient to max_norm and step. A gradient that is not finite changes nothing. Returns its norm."""
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm))
+    if np.isfinite(norm) and norm > 0:  # norm 0: no token had a signal; weight decay and momentum rest as well
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def save_checkpoint(policy: Policy, folder: str, optimizer=None, state: dict | None = None) -> None:
+    """Write an ordinary Hugging Face folder (or peft adapter) with tokenizer, and trainer.pt to resume from.
+
+    Written beside, flushed to disk, renamed whole: after a crash the folder is complete or absent.
+    """
+    tmp = folder + ".tmp"
+    shutil.rmtree(tmp, ignore_errors=True)
+    policy.model.save_pretrained(tmp)
+    policy.tokenizer.save_pretrained(tmp)
+    if optimizer is not None:
+        torch.save({"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state(), **(state or {})},
+                   os.path.join(tmp, "trainer.pt"))
+    for root, _, names in os.walk(tmp):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as f:
+                os.fsync(f.fileno())
+    os.rename(tmp, folder)
+
+
+def load_trainer_state(folder: str, optimizer) -> dict:
+    """Restore the optimizer and torch's RNG from a checkpoint; returns the loop's own state. The weights are the folder."""
+    state = torch.load(os.path.join(folder, "trainer.pt"), weights_only=True)
+    optimizer.load_state_dict(state.pop("optimizer"))
+    torch.set_rng_state(state.pop("torch_rng"))
+    return state
+
+
+def reference_model(policy: Policy) -> Policy:
+    """A frozen copy of the policy as it is now, for a KL term. With LoRA this is the base with the adapter's start."""
+    frozen = copy.copy(policy)
+    frozen.model = copy.deepcopy(policy.model).requires_grad_(False)
+    frozen.__post_init__()
+    return frozen
+
+
+# ------------------------------------------------------------------------------------------------------------- sampler
+
+
+@dataclass
+class Sample:
+    """One response as sampled."""
+
+    ids: list[int]  # stop id included
+    finish_reason: str  # "stop": ended by a stop id; "length": cut at the limit
+    logprobs: list[float]  # of each id under the distribution it was drawn from
+
+
+class TorchSampler:
+    """The plain PyTorch sampler. It shares the trainer's weights, so push, wake and sleep have nothing to do.
+
+    The surface that train, collect and eval use: push() takes over the policy's weights, wake() and sleep() claim and
+    free the sampler's memory around generate(), close() ends it. `rows` bounds the responses decoded at a time.
+    """
+
+    name = "torch"
+
+    def __init__(self, policy: Policy, rows: int = 256):
+        self.policy, self.rows = policy, rows
+
+    def push(self) -> None: ...
+    def wake(self) -> None: ...
+    def sleep(self) -> None: ...
+    def close(self) -> None: ...
+
+    @torch.no_grad()
+    def generate(self, prompts: list[list[int]], n: int, seeds: list[int], *, max_tokens: int, temperature: float,
+                 top_p: float = 1.0, progress: str | None = None) -> list[list[Sample]]:
+        """n samples of each of P prompts (token ids). seeds: one integer per prompt, far apart (derive_seed).
+
+        temperature 0 is greedy. Sample i of a prompt draws from its own stream, keyed by (seed, i): it does not depend
+        on the other prompts, on n, or on the batch. progress: label of a progress bar, None for no bar.
+        """
+        was_training = self.policy.model.training
+        self.policy.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
+        done: dict[tuple[int, int], Sample] = {}
+        jobs = [(p, i) for p in sorted(range(len(prompts)), key=lambda p: len(prompts[p])) for i in range(n)]
+        bar = tqdm(total=len(jobs), desc=progress, unit="answer", leave=False, disable=None if progress else True)
+        for start in range(0, len(jobs), self.rows):
+            batch = jobs[start:start + self.rows]
+            samples = self._decode([prompts[p] for p, _ in batch], [(seeds[p], i) for p, i in batch], max_tokens,
+                                   temperature, top_p)
+            done.update(zip(batch, samples))
+            bar.update(len(batch))
+        bar.close()
+        self.policy.model.train(was_training)
+        return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
+
+    def _decode(self, prompts, keys, max_tokens, temperature, top_p) -> list[Sample]:
+        """Decode one batch with a KV cache; equal neighbouring prompts are computed once, finished rows are dropped."""
+        policy, device = self.policy, self.policy.device
+        unique = [i for i, p in enumerate(prompts) if i == 0 or p != prompts[i - 1]]
+        repeats = torch.tensor([b - a for a, b in zip(unique, unique[1:] + [len(prompts)])], device=device)
+        width = max(map(len, prompts))
+        input_ids = torch.tensor([[0] * (width - len(prompts[i])) + prompts[i] for i in unique], device=device)
+        # padded on the left, so that all rows decode at the same position
+        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in unique], device=device)
+        padded = not bool(mask.all())
+        cache = DynamicCache()
+        position = (mask.cumsum(-1) - 1).clamp(min=0)
+        with policy.autocast():
+            hidden = policy.decoder(input_ids=input_ids, attention_mask=mask if padded else None, position_ids=position,
+                                    past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # (P, H)
+        index = torch.arange(len(unique), device=device).repeat_interleave(repeats)  # row -> its prompt
+        cache.batch_select_indices(index)
+        hidden, mask, position = hidden[index], mask[index], position[index, -1:]
+        draws = None
+        if temperature > 0:
+            draws = torch.tensor(np.stack([np.random.Generator(np.random.Philox(key=[seed, i])).random(max_tokens)
+                                           for seed, i in keys]), device=device)  # (B, max_tokens) uniform
+        active = torch.arange(len(prompts), device=device)  # the rows still in the batch
+        out_ids = torch.zeros(len(prompts), max_tokens, dtype=torch.long, device=device)
+        out_logprobs = torch.zeros(len(prompts), max_tokens, device=device)
+        length = torch.full((len(prompts),), max_tokens, device=device)
+        stopped = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        stops = torch.tensor(policy.stop_ids, device=device)
+        for t in range(max_tokens):
+            with policy.autocast():
+                z = logits(policy, hidden, temperature or 1.0)  # (B, V)
+            ids, logprobs = _draw(z, draws[active, t] if draws is not None else None, top_p)
+            out_ids[active, t], out_logprobs[active, t] = ids, logprobs
+            ended = torch.isin(ids, stops)
+            ended &= ~stopped[active]  # rows that wait to be dropped go on producing tokens that nobody reads
+            length[active[ended]] = t + 1
+            stopped[active[ended]] = True
+            keep = (~stopped[active]).nonzero()[:, 0]
+            if len(keep) == 0 or t + 1 == max_tokens:
+                break
+            if len(keep) < 0.9 * len(active):  # compacting copies the cache: not for every single row
+                cache.batch_select_indices(keep)
+                active, ids, mask, position = active[keep], ids[keep], mask[keep], position[keep]
+            position = position + 1
+            mask = F.pad(mask, (0, 1), value=1)
+            with policy.autocast():
+                hidden = policy.decoder(input_ids=ids[:, None], attention_mask=mask if padded else None,
+                                        position_ids=position, past_key_values=cache,
+                                        use_cache=True).last_hidden_state[:, -1]
+        return [Sample(ids[:n], "stop" if s else "length", lp[:n]) for ids, lp, n, s in zip(
+            out_ids.tolist(), out_logprobs.tolist(), length.tolist(), stopped.tolist())]
+
+
+def _draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw ids (B,) from logits z (B, V) by inverting the cumulative distribution at uniform (B,); None takes the best.
+
+    With top_p < 1 only the smallest set of ids whose probability reaches top_p is left, renormalised. Returns the ids
+    and their log-probs (B,) under the distribution drawn from; greedy ids carry their log-prob at temperature 1.
+    """
+    logprobs = z.log_softmax(-1)  # (B, V)
+    if uniform is None:
+        best = logprobs.max(-1)
+        return best.indices, best.values
+    if top_p < 1:
+        ordered, order = logprobs.sort(-1, descending=True)
+        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the ids ahead
+        drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        logprobs = logprobs.masked_fill(drop, float("-inf")).log_softmax(-1)
+    cumulative = logprobs.double().exp().cumsum(-1)  # float64: 152k probabilities of float32 do not add up to 1
+    goal = uniform[:, None] * cumulative[:, -1:]
+    # first id whose cumulative probability exceeds the goal; an id of probability zero never does
+    ids = torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=z.shape[-1] - 1)
+    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
