@@ -46,8 +46,8 @@ except ImportError:  # TODO until data.py's own imports are there
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
 
-HEAD = ("question_id", "reward", "finish_reason", "tokens", "digest", "sampler_logprob", "success_rate", "tokenizer",
-        "source", "run", "step", "more")
+HEAD = ("question_id", "reward", "finish_reason", "tokens", "sampler_logprob", "success_rate", "tokenizer", "source", "run",
+        "step", "more", "digest")
 TAIL = ("answer", "problem", "response", "response_ids")
 ESSENTIAL = ("question_id", "response", "response_ids", "finish_reason", "reward")
 # question_id      any text                                   reward        the verified reward, without length penalty
@@ -65,10 +65,10 @@ ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question
                 ("run", "i4"), ("kind", "u1")], align=True)
 NO_STEP = -1
 
-_TEXT, _NUMBER = rb'(null|"(?:[^"\\]|\\.)*")', rb"(null|-?[0-9][0-9.eE+-]*)"
-_HEAD_PATTERN = re.compile(rb"\{" + b", ".join(
-    b'"%s": %s' % (key.encode(), _NUMBER if key in ("reward", "tokens", "sampler_logprob", "success_rate", "step", "more")
-                   else _TEXT) for key in HEAD) + b", ")
+_TEXT, _NUMBER = rb'("(?:[^"\\]|\\.)*")', rb"(-?[0-9][0-9.eE+-]*)"
+_HEAD_PATTERN = re.compile(rb'\{"question_id": T, "reward": N, "finish_reason": T, "tokens": N(?:, "sampler_logprob": N)?'
+                           rb'(?:, "success_rate": N)?(?:, "tokenizer": T)?(?:, "source": T)?(?:, "run": T)?(?:, "step": N)?'
+                           rb'(?:, "more": N)?, "digest": T, '.replace(b" T", b" " + _TEXT).replace(b" N", b" " + _NUMBER))
 _LAST_KEY = b', "response_ids": ['
 
 
@@ -78,11 +78,11 @@ def text_digest(text: str) -> str:
 
 
 def to_line(record: dict, more: int) -> bytes:
-    """The record as one line: small keys first and always all of them, long ones last, token ids without spaces."""
-    small = {key: record.get(key) for key in HEAD[:-1]} | {"more": more}
-    other = {key: value for key, value in record.items() if key not in HEAD and key not in TAIL}
-    tail = {key: record[key] for key in TAIL[:-1] if key in record}
-    fields = small | other | tail
+    """The record as one line: the keys of HEAD first, long ones last, token ids without spaces."""
+    record = {key: value for key, value in record.items() if value is not None} | {"more": more or None}
+    fields = {key: record[key] for key in HEAD if record.get(key) is not None}
+    fields |= {key: value for key, value in record.items() if key not in HEAD and key not in TAIL}
+    fields |= {key: record[key] for key in TAIL[:-1] if key in record}
     try:
         line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:  # a lone surrogate; \ud800 is the only way to write it
@@ -91,16 +91,19 @@ def to_line(record: dict, more: int) -> bytes:
     return line[:-1] + _LAST_KEY + ids.encode() + b"]}\n"
 
 
-def from_line(line: bytes) -> dict | None:
-    """The record of a line, with tokens and digest as they follow from its content; None if the line is damaged."""
-    try:
-        record = json.loads(line)
-    except ValueError:  # not JSON, or not UTF-8
-        return None
-    if shape_error(record):
-        return None
-    record["tokens"], record["digest"] = len(record["response_ids"]), text_digest(record["response"])
-    return record
+def from_line(line: bytes) -> dict:
+    """The record of a line. Raises ValueError with the reason if the line is damaged."""
+    record = json.loads(line)  # not JSON or not UTF-8: a ValueError too
+    reason = shape_error(record)
+    if reason:
+        raise ValueError(reason)
+    return complete(record)
+
+
+def complete(record: dict) -> dict:
+    """The record with tokens and digest as its content has them, whatever it says itself (a person may have edited it)."""
+    return record | {"reward": float(record["reward"]), "tokens": len(record["response_ids"]),
+                     "digest": text_digest(record["response"])}
 
 
 def shape_error(record: object) -> str | None:
@@ -111,14 +114,16 @@ def shape_error(record: object) -> str | None:
         if record.get(key) is None:
             return f'"{key}" is missing'
     for key in ("question_id", "response", "finish_reason", "tokenizer", "source", "run"):
-        if not isinstance(record.get(key, ""), str) and record[key] is not None:
+        if not isinstance(record.get(key), (str, type(None))):
             return f'"{key}" must be text, found {record[key]!r:.50}'
-    for key in ("reward", "sampler_logprob", "success_rate", "step"):
+    for key in ("reward", "sampler_logprob", "success_rate"):
         value = record.get(key)
-        if value is not None and (not isinstance(value, (int, float)) or value != value or abs(value) == float("inf")):
+        if value is not None and not (isinstance(value, (int, float)) and abs(value) < 1e30):  # 1e30: not NaN, fits float32
             return f'"{key}" must be a finite number, found {value!r:.50}'
+    if not isinstance(record.get("step"), (int, type(None))) or abs(record.get("step") or 0) >= 1 << 31:
+        return f'"step" must be a whole number, found {record["step"]!r:.50}'
     ids = record["response_ids"]
-    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
         return '"response_ids" must be a list of token ids'
     return None
 
@@ -219,50 +224,49 @@ class Pool:
         failures: draw from the stored wrong answers instead.
         run, max_age: see append(); records that this run sampled count only from the next step on, for max_age steps.
         """
-        rows = self._candidates(question_id, failures, step, run, max_age)
-        if len(rows) == 0 or m < 1:
+        found = self._candidates(question_id, failures, step, run, max_age)
+        if len(found) == 0 or m < 1:
             return []
         seed_key = hashlib.blake2b(f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass"),
                                    digest_size=8).digest()
-        keys = _scramble(rows["digest"] ^ np.frombuffer(seed_key, "<u8"))
-        order = np.argsort(keys, kind="stable")
-        distinct = np.ones(len(order), bool)
-        distinct[1:] = keys[order[1:]] != keys[order[:-1]]  # equal texts have equal keys
-        order = order[distinct]
+        keys = _scramble(self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8"))
+        order = keys.argsort(kind="stable")
+        keys = keys[order]
+        found = found[order[np.concatenate((_TRUE, keys[1:] != keys[:-1]))]]  # equal texts have equal keys
         if select != "random":
-            order = order[np.argsort(self._score(rows[order], select, question_id), kind="stable")]
-        picks = np.resize(order, m) if repeats else order[:m]
-        return [self._read(row, question_id) for row in rows[picks]]
+            found = found[np.argsort(self._score(self._rows[found], select, question_id), kind="stable")]
+        picks = np.resize(found, m) if repeats else found[:m]
+        return [self._read(question_id, row) for row in self._rows[picks].tolist()]
 
     def count(self, question_id: str, failures: bool = False) -> int:
         """How many distinct texts draw() can choose from."""
-        return len(np.unique(self._candidates(question_id, failures)["digest"]))
+        return len(np.unique(self._rows["digest"][self._candidates(question_id, failures)]))
 
     def success_rate(self, question_id: str) -> float | None:
         """The question's success rate when it was collected (mean over its records); None if no record carries one."""
-        rates = self._candidates(question_id)["success_rate"]
+        rates = self._rows["success_rate"][self._candidates(question_id)]
         rates = rates[~np.isnan(rates)]
         return float(rates.mean()) if len(rates) else None
 
     def _candidates(self, question_id, failures=False, step=None, run=None, max_age=None) -> np.ndarray:
-        """Index rows of one question that may be drawn, in file order."""
-        rows = self._rows_of(question_id)
-        fits = rows["kind"] == (FAILURE if failures else SUCCESS)
-        if self.max_tokens is not None:
-            fits &= rows["tokens"] <= self.max_tokens
-        if run is not None and run in self._codes:
-            age = step - rows["step"]
-            fits &= (rows["run"] != self._codes[run]) | ((age > 0) & (age <= (max_age or np.inf)))
-        return rows[fits]
-
-    def _rows_of(self, question_id: str) -> np.ndarray:
-        code = self._codes.get(question_id)
-        if code is None:
-            return self._rows[:0]
-        if self._order is None:  # rows sorted by question, made when first needed after a change
-            self._order = np.argsort(self._rows["question"], kind="stable").astype(np.int32)
-            self._starts = np.searchsorted(self._rows["question"][self._order], np.arange(len(self._names) + 1))
-        return self._rows[self._order[self._starts[code]:self._starts[code + 1]]]
+        """Numbers of the index rows of one question that may be drawn, in file order."""
+        kind = FAILURE if failures else SUCCESS
+        if kind not in self._by_question:  # rows that may be drawn, sorted by question: made when first needed
+            fits = self._rows["kind"] == kind
+            if self.max_tokens is not None:
+                fits &= self._rows["tokens"] <= self.max_tokens
+            order = np.flatnonzero(fits)
+            order = order[np.argsort(self._rows["question"][order], kind="stable")].astype(np.int32)
+            starts = np.searchsorted(self._rows["question"][order], np.arange(len(self._names) + 1))
+            self._by_question[kind] = order, starts.tolist()
+        code = self._codes.get(question_id, 0)
+        order, starts = self._by_question[kind]
+        found = order[starts[code]:starts[code + 1]]
+        if run is not None:
+            age = step - self._rows["step"][found]
+            mine = self._rows["run"][found] == self._codes.get(run, -1)
+            found = found[~mine | (age > 0) & (age <= (np.inf if max_age is None else max_age))]
+        return found
 
     def _score(self, rows: np.ndarray, select: str, question_id: str) -> np.ndarray:
         """What `select` sorts by, smallest first."""
@@ -276,21 +280,22 @@ class Pool:
                              f"{len(rows)} trajectories of question {question_id!r} do not carry (imported as text?)")
         return -mean_logprob if select == "likeliest" else mean_logprob
 
-    def _read(self, row: np.void, question_id: str) -> dict:
-        """The record of an index row. Token ids are most of a line and JSON is slow at them: they are read apart."""
-        line = os.pread(self._fd, int(row["length"]), int(row["offset"]))
-        start = line.rfind(_LAST_KEY)
+    def _read(self, question_id: str, row: tuple) -> dict:
+        """One record. Token ids are most of a line, and JSON is slow at them: they are read apart where they come last."""
+        offset, _, length, _, tokens, *_ = row
         try:
+            line = os.pread(self._fd, length, offset)
+            start = line.rfind(_LAST_KEY)
             if start > 0 and line.endswith(b"]}"):
-                record = json.loads(line[:start] + b"}")
+                record = json.loads(line[:start].decode() + "}")
                 record["response_ids"] = np.fromstring(line[start + len(_LAST_KEY):-2], np.int64, sep=",").tolist()
             else:
                 record = json.loads(line)
-            if record["question_id"] != question_id or len(record["response_ids"]) != row["tokens"]:
+            if record["question_id"] != question_id or len(record["response_ids"]) != tokens:
                 raise ValueError
         except (ValueError, KeyError, TypeError, DeprecationWarning):
-            raise InputError(f"{self.path}: byte {row['offset']} does not hold the trajectory that the index says. Was the "
-                             f"file edited while in use? Run `python replay.py check {self.path}`") from None
+            raise InputError(f"{self.path}: byte {offset} does not hold the trajectory that the index says. Was the file "
+                             f"edited while in use? Run `python replay.py check {self.path}`") from None
         record.pop("more", None)
         return record
 
@@ -336,8 +341,7 @@ class Pool:
                 raise InputError(f"{self.path}: record {number} of {len(records)} "
                                  f"(question {record.get('question_id') if isinstance(record, dict) else None!r}) "
                                  f"is refused: {reason}; nothing of this append was written")
-            ready.append(record | {"tokens": len(record["response_ids"]), "digest": text_digest(record["response"]),
-                                   "tokenizer": record.get("tokenizer") or self.tokenizer})
+            ready.append(complete(record) | {"tokenizer": record.get("tokenizer") or self.tokenizer})
         with self._writing() as fd:
             if once:
                 ready = self._unseen(ready)
@@ -397,7 +401,7 @@ class Pool:
         for record in records:
             key = (record["question_id"], record["digest"], record.get("run"), record.get("step"))
             if key not in seen:
-                rows = self._rows_of(record["question_id"])
+                rows = self._rows[np.concatenate([self._candidates(key[0], failures) for failures in (False, True)])]
                 step = NO_STEP if key[3] is None else key[3]
                 seen[key] = int(np.count_nonzero((rows["digest"] == int(key[1], 16)) & (rows["step"] == step)
                                                  & (rows["run"] == self._codes.get(key[2], -1))))
@@ -414,9 +418,9 @@ class Pool:
         return self.path + ".index"
 
     def _forget(self) -> None:
-        self._rows, self._names, self._codes, self._raw = np.zeros(0, ROW), [None], {None: 0}, {b"null": 0}
+        self._rows, self._names, self._codes, self._raw = np.zeros(0, ROW), [None], {None: 0}, {None: 0}
         self._end = self._damaged = self._saved = self._mtime = 0
-        self._tail, self._order = b"", None
+        self._tail, self._by_question = b"", {}
 
     def _open(self) -> None:
         if not os.path.exists(self.path):
@@ -455,9 +459,12 @@ class Pool:
                 fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 self._index_lines(hide_unfinished=False)
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+                torn = os.fstat(self._fd).st_size - self._end
+                self._tell(torn, f"the last line is torn ({torn} bytes, left by a writer that was killed); it is left out, "
+                                 "and the next append removes it")
             except BlockingIOError:
                 pass
-        self._tail, self._order = self._tail_hash(), None
+        self._tail, self._by_question = self._tail_hash(), {}
         self._check_content()
         return len(self._rows) - before
 
@@ -467,11 +474,11 @@ class Pool:
         chunks, rows, damaged = [self._rows], [], []
         batch_start, more_before = self._end, 0
         for offset, line in self._lines(self._end, stat.st_size, last=not hide_unfinished):
-            found = self._row(offset, line)
-            if found is None:
+            try:
+                row, more = self._row(offset, line)
+            except ValueError:
                 damaged.append(offset)
                 continue
-            row, more = found
             if more_before == 0 or more != more_before - 1:
                 batch_start = offset
             more_before = more
@@ -504,28 +511,27 @@ class Pool:
                     yield offset, line
                 offset += len(line) + 1
         bar.close()
-        if last and rest and from_line(rest) is not None:
-            yield offset, rest
-            offset += len(rest)
+        if last and rest.strip():
+            with contextlib.suppress(ValueError):
+                from_line(rest)
+                yield offset, rest
+                offset += len(rest)
         self._position = offset
 
-    def _row(self, offset: int, line: bytes) -> tuple | None:
-        """(index row, more) of a line, from its first keys where they are as to_line() writes them; None if damaged."""
+    def _row(self, offset: int, line: bytes) -> tuple[tuple, int]:
+        """(index row, more) of a line, from its first keys where they are as to_line() writes them; ValueError if damaged."""
         head = _HEAD_PATTERN.match(line)
         # A second start of a record in the line: two lines were glued together. (In a text, the quotes are escaped.)
-        if head is None or line[-1:] != b"}" or line.find(b'{"question_id"', 1) > 0:
+        if head is None or line[-2:] != b"]}" or line.find(b'{"question_id"', 1) > 0:
             record = from_line(line)
-            if record is None:
-                return None
-            head = _HEAD_PATTERN.match(to_line(record, record.get("more") or 0))
-        question, reward, finish, tokens, digest, logprob, rate, tokenizer, source, run, step, more = head.groups()
-        code, null = self._code, b"null"
-        return (offset, int(digest[1:-1], 16), len(line), code(question), int(tokens),
-                NO_STEP if step == null else int(float(step)), "nan" if logprob == null else logprob,
-                "nan" if rate == null else rate, code(tokenizer), code(source), code(run),
-                kind_of(float(reward), finish[1:-1].decode())), int(more)
+            head = _HEAD_PATTERN.match(to_line(record, more=0))
+        question, reward, finish, tokens, logprob, rate, tokenizer, source, run, step, more, digest = head.groups()
+        code = self._code
+        return (offset, int(digest[1:-1], 16), len(line), code(question), int(tokens), int(step or NO_STEP), logprob or "nan",
+                rate or "nan", code(tokenizer), code(source), code(run), kind_of(float(reward), finish[1:-1].decode())
+                ), int(more or 0)
 
-    def _code(self, raw: bytes) -> int:
+    def _code(self, raw: bytes | None) -> int:
         """The number of a text, given as it stands in the file; the same text may be spelled with or without escapes."""
         code = self._raw.get(raw)
         if code is None:
@@ -566,7 +572,7 @@ class Pool:
         try:
             with open(self._index_path, "rb") as file:
                 header = json.loads(file.readline())
-                rows = np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],))
+                rows = np.asarray(np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],)))
         except (OSError, ValueError, KeyError, TypeError):
             return  # none, or not ours, or cut off: the pool itself is what counts
         stat = os.fstat(self._fd)
@@ -599,6 +605,9 @@ class Pool:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+_TRUE = np.ones(1, bool)
 
 
 def _scramble(keys: np.ndarray) -> np.ndarray:
