@@ -24,7 +24,9 @@ Where this departs from the reference implementation, on purpose:
   * a draw takes distinct texts first, without replacement, and is a pure function of (seed, step, question id) and of the
     set of eligible texts; it uses no global random state, so ranks agree and a resumed run repeats it.
 """
+import argparse
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -33,15 +35,12 @@ import re
 import sys
 import time
 import zlib
+from collections import Counter
 
 import numpy as np
 from tqdm import tqdm
 
-try:
-    from data import InputError
-except ImportError:  # TODO until data.py's own imports are there
-    class InputError(Exception):
-        """Bad input, one clear line."""
+from data import InputError
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
@@ -150,6 +149,30 @@ def fingerprint(tokenizer) -> str:
 
 def say(message: str) -> None:
     print(f"replay: {message}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def writer_lock(path: str, wait: float = 60.0):
+    """The pool's file, made if missing, open for appending and locked against other writers. Raises InputError if another
+    writer holds the lock for `wait` seconds. The kernel drops the lock of a killed process."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    deadline = time.monotonic() + wait
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(path) and os.stat(path).st_ino == os.fstat(fd).st_ino:
+                break  # else a repair put a new file here while we waited: take that one
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise InputError(f"{path}: another process has been writing for {wait:.0f} s; wait for it or stop it") from None
+        os.close(fd)
+        time.sleep(0.01)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -308,18 +331,23 @@ class Pool:
             return reason
         kind, ids = kind_of(record["reward"], record["finish_reason"]), record["response_ids"]
         if record["finish_reason"] != "stop":
-            return f'finish_reason is {record["finish_reason"]!r}: only answers that ended by themselves ("stop") enter'
+            return f'not ended: finish_reason is {record["finish_reason"]!r}, only answers that ended by themselves ("stop") enter'
         if kind == UNFIT or (kind == FAILURE and not allow_failed):
-            return f"reward is {record['reward']}: only verified successes (reward 1) enter"
+            return f"not verified: reward is {record['reward']}, only verified successes (reward 1) enter"
         if not ids:
-            return "response_ids is empty"
+            return "empty: no response_ids"
         if self.max_tokens is not None and len(ids) > self.max_tokens:
-            return f"{len(ids)} tokens are over the response limit of {self.max_tokens}"
+            return f"too long: {len(ids)} tokens, the response limit is {self.max_tokens}"
         if self.stop_ids is not None and ids[-1] not in self.stop_ids:
-            return f"the last id is {ids[-1]}, not a stop id {sorted(self.stop_ids)}"
+            return f"no stop id: the last id is {ids[-1]}, a response ends with one of {sorted(self.stop_ids)}"
         if self.tokenizer and record.get("tokenizer") not in (None, self.tokenizer):
-            return f"its tokenizer is {record['tokenizer']}, the pool was opened with {self.tokenizer}"
+            return f"other tokenizer: its ids are of {record['tokenizer']}, the pool was opened with {self.tokenizer}"
         return None
+
+    def knows(self, question_id: str, text: str) -> bool:
+        """Is this text in the pool for this question, as a success or a failure?"""
+        digest = np.uint64(int(text_digest(text), 16))
+        return any(digest in self._rows["digest"][self._candidates(question_id, failures)] for failures in (False, True))
 
     def append(self, records: list[dict], *, allow_failed: bool = False, once: bool = False) -> int:
         """Append all records, or none: a record that may not enter is an error that names it and the reason.
@@ -342,41 +370,22 @@ class Pool:
                                  f"(question {record.get('question_id') if isinstance(record, dict) else None!r}) "
                                  f"is refused: {reason}; nothing of this append was written")
             ready.append(complete(record) | {"tokenizer": record.get("tokenizer") or self.tokenizer})
-        with self._writing() as fd:
+        with writer_lock(self.path, self.wait) as fd:
+            self._mend(fd)
             if once:
                 ready = self._unseen(ready)
             if ready:
                 self._write(fd, b"".join(to_line(r, len(ready) - 1 - i) for i, r in enumerate(ready)))
         return len(ready)
 
-    @contextlib.contextmanager
-    def _writing(self):
-        """The exclusive lock, on a file that is complete, with everything in it indexed."""
-        os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
-        deadline = time.monotonic() + self.wait
-        while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.exists(self.path) and os.stat(self.path).st_ino == os.fstat(fd).st_ino:
-                    break  # else: replaced by a repair while we waited
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(fd)
-                    raise InputError(f"{self.path}: another process has been appending for {self.wait:.0f} s; wait for it, "
-                                     "or stop it") from None
-            os.close(fd)
-            time.sleep(0.01)
-        try:
-            self.refresh(_locked=True)
-            size = os.fstat(fd).st_size
-            if size > self._end:
-                say(f"{self.path}: removed a torn last line of {size - self._end} bytes (left by a writer that was killed)")
-                os.ftruncate(fd, self._end)
-                self._mtime = os.fstat(fd).st_mtime_ns
-            yield fd
-        finally:
-            os.close(fd)  # and with it the lock
+    def _mend(self, fd: int) -> None:
+        """With the lock held: index all that is there, and cut off what a killed writer left half written."""
+        self.refresh(_locked=True)
+        torn = os.fstat(fd).st_size - self._end
+        if torn:
+            say(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)")
+            os.ftruncate(fd, self._end)
+            self._mtime = os.fstat(fd).st_mtime_ns
 
     def _write(self, fd: int, data: bytes) -> None:
         """All of data at the end of the file and on disk, or the file as it was."""
@@ -401,7 +410,8 @@ class Pool:
         for record in records:
             key = (record["question_id"], record["digest"], record.get("run"), record.get("step"))
             if key not in seen:
-                rows = self._rows[np.concatenate([self._candidates(key[0], failures) for failures in (False, True)])]
+                code = self._codes.get(key[0])
+                rows = self._rows[:0] if code is None else self._rows[self._rows["question"] == code]
                 step = NO_STEP if key[3] is None else key[3]
                 seen[key] = int(np.count_nonzero((rows["digest"] == int(key[1], 16)) & (rows["step"] == step)
                                                  & (rows["run"] == self._codes.get(key[2], -1))))
@@ -418,7 +428,8 @@ class Pool:
         return self.path + ".index"
 
     def _forget(self) -> None:
-        self._rows, self._names, self._codes, self._raw = np.zeros(0, ROW), [None], {None: 0}, {None: 0}
+        self._rows = self._space = np.zeros(0, ROW)
+        self._names, self._codes, self._raw = [None], {None: 0}, {None: 0}
         self._end = self._damaged = self._saved = self._mtime = 0
         self._tail, self._by_question = b"", {}
 
@@ -433,6 +444,7 @@ class Pool:
             raise InputError(f"{self.path}: cannot open the pool ({error.strerror})") from None
         self._load_index()
         self.refresh()
+        self._check_content()
         if len(self._rows) != self._saved:
             self._save_index()
 
@@ -471,7 +483,7 @@ class Pool:
     def _index_lines(self, hide_unfinished: bool) -> None:
         """Add the lines from self._end on to the index; an append that is not complete only if not hide_unfinished."""
         stat = os.fstat(self._fd)
-        chunks, rows, damaged = [self._rows], [], []
+        chunks, rows, damaged = [], [], []
         batch_start, more_before = self._end, 0
         for offset, line in self._lines(self._end, stat.st_size, last=not hide_unfinished):
             try:
@@ -491,13 +503,22 @@ class Pool:
             self._position = batch_start
             chunks = [chunk[chunk["offset"] < batch_start] for chunk in chunks]
             damaged = [offset for offset in damaged if offset < batch_start]
-        self._rows = np.concatenate(chunks)
+        self._grow(np.concatenate(chunks))
         self._end, self._mtime, self._damaged = self._position, stat.st_mtime_ns, self._damaged + len(damaged)
+
+    def _grow(self, rows: np.ndarray) -> None:
+        """Append to the index, with room to spare, so that many small appends do not copy it every time."""
+        old, new = len(self._rows), len(self._rows) + len(rows)
+        if new > len(self._space):
+            self._space = np.empty(new + new // 4 if old else new, ROW)
+            self._space[:old] = self._rows
+        self._space[old:new] = rows
+        self._rows = self._space[:new]
 
     def _lines(self, start: int, stop: int, last: bool):
         """(offset, line) of every line with a newline between two bytes of the file; leaves self._position after them.
         last: a last line without a newline counts too if it is whole, that is, if it parses."""
-        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=stop - start < 1 << 30)
+        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None if stop - start > 1 << 28 else True)
         position, offset, rest = start, start, b""
         while position < stop:
             data = os.pread(self._fd, min(1 << 22, stop - position), position)
@@ -568,20 +589,20 @@ class Pool:
         return hashlib.blake2b(os.pread(self._fd, self._end - start, start), digest_size=8).digest()
 
     def _load_index(self) -> None:
-        """Take the index beside the pool if it is whole and of this pool, or of a shorter state of it."""
+        """Take the index beside the pool if it is whole and belongs to this file, or to what the file was before it grew."""
         try:
             with open(self._index_path, "rb") as file:
-                header = json.loads(file.readline())
+                crc, line = file.read(8), file.readline()
+                header = json.loads(line)
                 rows = np.asarray(np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],)))
+            if crc.decode() != f"{zlib.crc32(rows.view(np.uint8), zlib.crc32(line)):08x}" or header["layout"] != str(ROW.descr):
+                return
         except (OSError, ValueError, KeyError, TypeError):
-            return  # none, or not ours, or cut off: the pool itself is what counts
-        stat = os.fstat(self._fd)
-        if header.get("layout") != str(ROW.descr) or zlib.crc32(rows.view(np.uint8)) != header["crc"]:
-            return
-        self._end = header["end"]
-        if (stat.st_size < self._end or self._tail_hash().hex() != header["tail"]
-                or stat.st_size == self._end and stat.st_mtime_ns != header["mtime"]
-                or stat.st_size > self._end and stat.st_ino != header["inode"]):
+            return  # none, or not whole, or of another version: the pool itself is what counts
+        stat, self._end = os.fstat(self._fd), header["end"]
+        same = stat.st_size == self._end and stat.st_mtime_ns == header["mtime"]
+        grown = stat.st_size > self._end and stat.st_ino == header["inode"]
+        if not (same or grown) or self._tail_hash().hex() != header["tail"]:
             self._end = 0
             return
         self._rows, self._mtime, self._damaged, self._saved = rows, header["mtime"], header["damaged"], len(rows)
@@ -589,17 +610,16 @@ class Pool:
         self._codes = {name: code for code, name in enumerate(self._names)}
 
     def _save_index(self) -> None:
-        """Write the index to a temporary name and rename it. A folder that cannot be written to is no error."""
+        """Write the index to a temporary name and rename it. That a folder cannot be written to is no error."""
         header = {"layout": str(ROW.descr), "rows": len(self._rows), "end": self._end, "mtime": self._mtime,
-                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged,
-                  "crc": zlib.crc32(self._rows.view(np.uint8)), "names": self._names}
-        line = json.dumps(header).encode()
-        line += b" " * (-(len(line) + 1) % 64) + b"\n"  # the rows are mapped: keep them aligned
+                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged, "names": self._names}
+        line, rows = json.dumps(header).encode(), self._rows.view(np.uint8)
+        line += b" " * (-(len(line) + 9) % 64) + b"\n"  # the rows are mapped: keep them aligned
         temporary = f"{self._index_path}.{os.getpid()}"
         try:
             with open(temporary, "wb") as file:
-                file.write(line)
-                file.write(self._rows.view(np.uint8))
+                file.write(b"%08x" % zlib.crc32(rows, zlib.crc32(line)) + line)
+                file.write(rows)
             os.replace(temporary, self._index_path)
             self._saved = len(self._rows)
         except OSError:
@@ -615,3 +635,351 @@ def _scramble(keys: np.ndarray) -> np.ndarray:
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return keys ^ (keys >> np.uint64(31))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command line
+
+def check(options) -> int:
+    """Read every line in full and list the faults with their line numbers; exit code 1 if there are any."""
+    open_pool(options.pool).close()  # says clearly if there is none
+    lines = faults = unverifiable = 0
+    batch: list[tuple[int, dict]] = []
+
+    def tell(number: int, fault: str) -> None:
+        nonlocal faults
+        faults += 1
+        if faults <= options.number:
+            print(f"{options.pool}:{number}: {fault}")
+
+    def verify_batch() -> None:
+        verdicts = verify_texts([(record["response"], record["answer"]) for _, record in batch], options.workers)
+        for (number, record), right in zip(batch, verdicts):
+            if right is not (record["reward"] > 0):
+                tell(number, f"question {record['question_id']}: stored as reward {record['reward']:g}, today's verifier says "
+                             f"{VERDICT[right]} (gold {record['answer']!r}, response ends {record['response'][-60:]!r})")
+        batch.clear()
+
+    for number, line in file_lines(options.pool):
+        lines += 1
+        record, found = inspect_line(line)
+        for fault in found:
+            tell(number, fault)
+        if options.verify and record is not None:
+            if isinstance(record.get("answer"), str):
+                batch.append((number, record))
+            else:
+                unverifiable += 1
+            if len(batch) == BATCH:
+                verify_batch()
+    verify_batch()
+    print(f"{options.pool}: {lines} lines, {faults} faults"
+          + (f" (the first {options.number} are listed; --number)" if faults > options.number else "")
+          + (f"; {unverifiable} records have no gold answer to verify against" if unverifiable else ""))
+    if options.repair:
+        repair(options.pool)
+    return 1 if faults else 0
+
+
+def file_lines(path: str):
+    """(line number, line) of the pool's lines as they are, with a progress bar."""
+    with open(path, "rb") as file, tqdm(total=os.path.getsize(path), unit="B", unit_scale=True, disable=None) as bar:
+        for number, line in enumerate(file, 1):
+            bar.update(len(line))
+            if line.strip():
+                yield number, line
+
+
+def inspect_line(line: bytes) -> tuple[dict | None, list[str]]:
+    """The record of a line (None if it cannot be read or may not be in a pool) and what is wrong with it."""
+    try:
+        record, stored = from_line(line), json.loads(line)
+    except ValueError as error:
+        return None, [f"damaged: {error}"]
+    if kind_of(record["reward"], record["finish_reason"]) == UNFIT or not record["response_ids"]:
+        return None, [f"may not be in a pool: reward {record['reward']:g}, finish_reason {record['finish_reason']!r}, "
+                      f"{record['tokens']} tokens"]
+    faults = [f"{key} is {stored[key]!r}, its content gives {record[key]!r} (edited by hand?)"
+              for key in ("tokens", "digest") if stored.get(key) not in (None, record[key])]
+    return record, faults + ([] if line.endswith(b"\n") else ["no newline at the end"])
+
+
+def repair(path: str) -> None:
+    """Put a clean copy, good records only and freshly written, in the place of the pool; the old file stays beside it."""
+    kept = left_out = 0
+    with writer_lock(path), open(path + ".clean", "wb") as clean:
+        for _, line in file_lines(path):
+            record, _ = inspect_line(line)
+            if record is None:
+                left_out += 1  # was a record glued to a torn one? By a program that appends without repairing
+                record, _ = inspect_line(line[max(line.rfind(b'{"question_id"'), 0):])
+            if record is not None:
+                clean.write(to_line(record, more=0))
+                kept += 1
+        clean.flush()
+        os.fsync(clean.fileno())
+        old = next(name for n in range(1, 1 << 20) if not os.path.exists(name := f"{path}.damaged-{n}"))
+        os.link(path, old)  # a second name for the old file, then the exchange: at no moment is there no pool
+        os.replace(path + ".clean", path)
+    print(f"{path}: clean copy with {kept} records; {left_out} lines left out; the old file is kept as {old}")
+
+
+def stats(options) -> int:
+    """What is in the pool, from its index alone."""
+    with open_pool(options.pool) as pool:
+        rows = pool._rows[pool._rows["kind"] == SUCCESS]
+        each = np.unique(rows["question"], return_counts=True)[1]
+        distinct = np.unique(np.unique(rows[["question", "digest"]])["question"], return_counts=True)[1]
+        print(f"{options.pool}: {len(each)} questions, {len(rows)} trajectories, {distinct.sum()} distinct, "
+              f"{pool.failures} failures, {os.path.getsize(options.pool) / 1e6:.1f} MB")
+        if len(rows) == 0:
+            return 0
+        print("\nper question  questions (all)  questions (distinct only)")
+        for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 31)):
+            label = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 31 else f"{low} and more"
+            print(f"{label:>12}  {np.sum((each >= low) & (each <= high)):>15}  {np.sum((distinct >= low) & (distinct <= high)):>25}")
+        low, median, high = np.percentile(rows["tokens"], (5, 50, 95))
+        print(f"\ntokens: mean {rows['tokens'].mean():.0f}, median {median:.0f}, 5% below {low:.0f}, 5% above {high:.0f}, "
+              f"longest {rows['tokens'].max()}\nwith log-probs: {np.sum(~np.isnan(rows['logprob']))}")
+        for field in ("source", "tokenizer", "run"):
+            for code, count in zip(*np.unique(rows[field], return_counts=True)):
+                print(f"{field} {pool._names[code] or '(not given)'}: {count}")
+        if options.data:
+            from data import load_questions
+            wanted, there = {question["id"] for question in load_questions(options.data)}, set(pool.questions)
+            print(f"coverage of {options.data}: {len(wanted & there)} of {len(wanted)} questions "
+                  f"({len(wanted & there) / len(wanted):.1%}); {len(there - wanted)} questions of the pool are not in it")
+        if options.plot:
+            plot_pool(options.plot, os.path.basename(options.pool), each, distinct, rows["tokens"])
+    return 0
+
+
+def plot_pool(out: str, title: str, each: np.ndarray, distinct: np.ndarray, tokens: np.ndarray) -> None:
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    left.hist([each, distinct], np.arange(0.5, each.max() + 1.6, max(1, each.max() // 32)), label=["all", "distinct"])
+    left.set(xlabel="trajectories per question", ylabel="questions", title=title)
+    left.legend()
+    right.hist(tokens, 60)
+    right.set(xlabel="tokens per trajectory", ylabel="trajectories", title=f"{len(tokens)} trajectories")
+    figure.savefig(out, dpi=120)
+    print(f"picture: {out}")
+
+
+def show(options) -> int:
+    """Print trajectories of a question to read."""
+    with open_pool(options.pool) as pool:
+        records = pool.draw(options.question, options.number, options.seed, step=0, failures=options.failures)
+        if not records:
+            near = difflib.get_close_matches(options.question, pool.questions)
+            raise InputError(f"{options.pool}: no trajectory of question {options.question!r}"
+                             + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        print(f"question {options.question}, {pool.count(options.question, options.failures)} distinct trajectories\n"
+              f"problem: {records[0].get('problem', '(not stored)')}\ngold answer: {records[0].get('answer', '(not stored)')}")
+        for number, record in enumerate(records, 1):
+            small = [f"{key} {value}" for key, value in record.items() if key not in TAIL and key not in ("question_id", "digest")]
+            print(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
+    return 0
+
+
+def import_source(options) -> int:
+    """Verify the answers of a source, tokenise those that are text, append them; count kept and refused by reason."""
+    counts, batch, tokenizer, stops = Counter(), [], None, None
+    if options.tokenizer:
+        tokenizer, stops = load_tokenizer(options.tokenizer, options.stop_id)
+    with Pool(options.pool, tokenizer=tokenizer and fingerprint(tokenizer), max_tokens=options.max_tokens,
+              stop_ids=stops) as pool:
+        for record in tqdm(source_records(options.source), unit=" answers", disable=None):
+            batch.append(record)
+            if len(batch) == BATCH:
+                counts += import_batch(pool, batch, tokenizer, options)
+                batch = []
+        counts += import_batch(pool, batch, tokenizer, options)
+        print(f"{options.source}: {sum(counts.values())} answers")
+        for outcome, count in counts.most_common():
+            print(f"  {count:>8}  {outcome}")
+        print(f"{options.pool}: {len(pool)} trajectories of {len(pool.questions)} questions")
+    if not counts:
+        raise InputError(f"{options.source}: holds no answers; see `python replay.py import --help` for the layouts")
+    return 0
+
+
+def source_records(source: str):
+    """One record per answer of a source: whole ones from a pool, without ids from published data sets and jsonl."""
+    from data import read_rows, to_question
+    for where, row in read_rows(source):
+        if isinstance(row, dict) and "response_ids" in row:
+            reason = shape_error(row)
+            if reason:
+                raise InputError(f"{where}: {reason}; run `python replay.py check {source}`")
+            yield complete(row)
+            continue
+        question = to_question(row, where, os.path.basename(source).split(".")[0])
+        texts = row["responses"] if "responses" in row else question.get("candidates") or []
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise InputError(f'{where}: "responses" must be a list of texts')
+        for text in texts:
+            yield {"question_id": question["id"], "problem": question["problem"], "answer": question["answer"],
+                   "source": question["source"], "response": text, "finish_reason": "stop", "reward": 1.0}
+
+
+def import_batch(pool: Pool, batch: list[dict], tokenizer, options) -> Counter:
+    """Append what may enter of these records; how many had which outcome. Only texts that are new for their question."""
+    counts, fit, seen = Counter(), [], set()
+    if not options.no_verify:
+        verdicts = verify_texts([(record["response"], record.get("answer") or "") for record in batch], options.workers)
+        batch = [record | {"reward": 1.0 if right else -1.0, "verdict": right} for record, right in zip(batch, verdicts)]
+    for record in batch:
+        key = record["question_id"], record["response"]
+        verdict = record.pop("verdict", True)
+        if not record["response"].strip():
+            counts["refused: empty"] += 1
+        elif verdict is None or (verdict is False and not options.failures):
+            counts[f"refused: {VERDICT[verdict]}"] += 1
+        elif key in seen or pool.knows(*key):
+            counts["left out: the pool has this text"] += 1
+        else:
+            seen.add(key)
+            fit.append(record)
+    tokenize_records(fit, pool, tokenizer, options)
+    reasons = [pool.refusal(record, allow_failed=options.failures) for record in fit]
+    counts.update("kept" if reason is None else f"refused: {reason.split(':')[0]}" for reason in reasons)
+    pool.append([record for record, reason in zip(fit, reasons) if reason is None], allow_failed=options.failures)
+    return counts
+
+
+def tokenize_records(records: list[dict], pool: Pool, tokenizer, options) -> None:
+    """Give ids to records that have none, or have another tokenizer's; these end with the stop id. The sampler's log-probs
+    belong to the old ids and go with them."""
+    texts = [r for r in records if "response_ids" not in r or (tokenizer and r.get("tokenizer") != pool.tokenizer)]
+    if texts and tokenizer is None:
+        raise InputError(f"{options.source}: answers without token ids; give --tokenizer=FOLDER of the model that is to be "
+                         "trained on them")
+    if texts:
+        stop = tokenizer.eos_token_id if options.stop_id is None else options.stop_id
+        words = [r["response"].removesuffix(tokenizer.decode([stop])) for r in texts]
+        for record, ids in zip(texts, tokenizer(words, add_special_tokens=False)["input_ids"]):
+            record |= {"response_ids": ids + [stop], "tokenizer": pool.tokenizer, "sampler_logprob": None}
+
+
+def load_tokenizer(folder: str, stop_id: int | None):
+    """The tokenizer and the ids that may end a response: its own and those of the generation config, which differ for some
+    base models."""
+    from transformers import AutoTokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--tokenizer={folder}: {str(error).splitlines()[0]}") from None
+    stops = {tokenizer.eos_token_id}
+    generation = os.path.join(folder, "generation_config.json")
+    if os.path.exists(generation):
+        with open(generation) as file:
+            more = json.load(file).get("eos_token_id")
+        stops |= set(more if isinstance(more, list) else [more])
+    stops.discard(None)
+    if (stop_id or tokenizer.eos_token_id) not in stops:
+        raise InputError(f"--stop_id={stop_id}: {folder} ends its answers with {sorted(stops) or 'no known id'}")
+    return tokenizer, stops
+
+
+def export(options) -> int:
+    """Write the pool as a training parquet in the layout of the reference: one row per question, texts as candidates."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+    from data import INSTRUCTION, load_questions
+    message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
+    reward = pyarrow.struct([("ground_truth", pyarrow.string()), ("style", pyarrow.string()),
+                             ("candidates", pyarrow.list_(pyarrow.string()))])
+    schema = pyarrow.schema([("data_source", pyarrow.string()), ("prompt", pyarrow.list_(message)), ("ability", pyarrow.string()),
+                             ("reward_model", reward), ("extra_info", pyarrow.struct([("index", pyarrow.string())])),
+                             ("id", pyarrow.string())])  # the last one is ours: the id comes back on import
+    temporary, total = options.out + ".tmp", 0
+    with open_pool(options.pool) as pool:
+        questions = load_questions(options.data) if options.data else [{"id": name} for name in pool.questions]
+        with parquet.ParquetWriter(temporary, schema) as writer:
+            for start in tqdm(range(0, len(questions), 256), unit=" x 256 questions", disable=None):
+                rows = []
+                for question in questions[start:start + 256]:
+                    records = pool.draw(question["id"], pool.count(question["id"]), seed=0, step=0)
+                    question = (records[0] if records else {}) | question
+                    if not question.get("problem") or not question.get("answer"):
+                        raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or answer; "
+                                         "give --data=QUESTIONS")
+                    prompt = question.get("prompt") or question["problem"].join(INSTRUCTION)
+                    total += len(records)
+                    rows.append({"data_source": question.get("source") or "rlep", "ability": "math", "id": question["id"],
+                                 "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
+                                 "reward_model": {"ground_truth": question["answer"], "style": "rule",
+                                                  "candidates": [record["response"] for record in records]},
+                                 "extra_info": {"index": question["id"]}})
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+    os.replace(temporary, options.out)
+    print(f"{options.out}: {len(questions)} questions, {total} candidates (distinct texts)")
+    return 0
+
+
+def open_pool(path: str) -> Pool:
+    return Pool(path, readonly=True)
+
+
+def verify_texts(pairs: list[tuple[str, str]], workers: int) -> list[bool | None]:
+    """Today's verdict on (response, gold) pairs; None where the gold answer cannot be read."""
+    from verify import verify_batch
+    return verify_batch([text for text, _ in pairs], [gold for _, gold in pairs], workers=workers) if pairs else []
+
+
+BATCH = 4096  # records verified and appended at a time
+VERDICT = {True: "right", False: "wrong answer", None: "gold answer not readable"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="replay.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function, **options):
+        sub = commands.add_parser(name, help=function.__doc__.split(";")[0].split(".")[0], description=function.__doc__)
+        sub.set_defaults(function=function)
+        return sub
+
+    stats_ = command("stats", stats)
+    stats_.add_argument("pool")
+    stats_.add_argument("--data", help="data set (as for rlep.py) whose coverage to tell")
+    stats_.add_argument("--plot", metavar="PNG", help="draw the histograms")
+    show_ = command("show", show)
+    show_.add_argument("pool")
+    show_.add_argument("question", help="question id")
+    show_.add_argument("--number", type=int, default=3, help="how many (default 3)")
+    show_.add_argument("--seed", type=int, default=0, help="another seed, other trajectories")
+    show_.add_argument("--failures", action="store_true", help="stored wrong answers instead")
+    check_ = command("check", check)
+    check_.add_argument("pool")
+    check_.add_argument("--verify", action="store_true", help="verify the stored answers again, list the disagreements")
+    check_.add_argument("--repair", action="store_true", help="replace the pool by a clean copy, keep the old file beside it")
+    check_.add_argument("--number", type=int, default=20, help="list at most so many faults (default 20)")
+    import_ = command("import", import_source)
+    import_.add_argument("source", help="RLEP parquet (.part-* pieces too), jsonl of {problem, answer, responses}, "
+                                        "another pool, or a data set's name on the hub")
+    import_.add_argument("--pool", required=True, help="append to this pool")
+    import_.add_argument("--tokenizer", metavar="FOLDER", help="the model's folder; needed for answers that are text")
+    import_.add_argument("--stop_id", type=int, help="id that ends the answers (default: the tokenizer's eos)")
+    import_.add_argument("--max_tokens", type=int, help="response limit; longer answers are refused")
+    import_.add_argument("--failures", action="store_true", help="keep wrong answers as failures (negative replay)")
+    import_.add_argument("--no_verify", action="store_true", help="trust the source that its answers are right")
+    for sub in (check_, import_):
+        sub.add_argument("--workers", type=int, default=os.cpu_count(), help="verifier processes (default: all cores)")
+    export_ = command("export", export)
+    export_.add_argument("pool")
+    export_.add_argument("out", metavar="OUT.parquet")
+    export_.add_argument("--data", help="data set: export exactly its questions, with its own prompts")
+    options = parser.parse_args(arguments)
+    try:
+        return options.function(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
