@@ -69,6 +69,7 @@ _HEAD_PATTERN = re.compile(rb'\{"question_id": T, "reward": N, "finish_reason": 
                            rb'(?:, "success_rate": N)?(?:, "tokenizer": T)?(?:, "source": T)?(?:, "run": T)?(?:, "step": N)?'
                            rb'(?:, "more": N)?, "digest": T, '.replace(b" T", b" " + _TEXT).replace(b" N", b" " + _NUMBER))
 _LAST_KEY = b', "response_ids": ['
+_decode = json.JSONDecoder().raw_decode
 
 
 def text_digest(text: str) -> str:
@@ -149,6 +150,19 @@ def fingerprint(tokenizer) -> str:
 
 def say(message: str) -> None:
     print(f"replay: {message}", file=sys.stderr)
+
+
+def scramble(keys: np.ndarray) -> np.ndarray:
+    """Mix the bits of 64-bit numbers in place, one to one (the end of the splitmix64 generator)."""
+    keys ^= keys >> _30
+    keys *= _FACTOR_1
+    keys ^= keys >> _27
+    keys *= _FACTOR_2
+    keys ^= keys >> _31
+    return keys
+
+
+_30, _27, _31, _FACTOR_1, _FACTOR_2 = np.array([30, 27, 31, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], "u8")
 
 
 @contextlib.contextmanager
@@ -252,14 +266,15 @@ class Pool:
             return []
         seed_key = hashlib.blake2b(f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass"),
                                    digest_size=8).digest()
-        keys = _scramble(self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8"))
+        keys = scramble(self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8"))
         order = keys.argsort(kind="stable")
-        keys = keys[order]
-        found = found[order[np.concatenate((_TRUE, keys[1:] != keys[:-1]))]]  # equal texts have equal keys
+        keys, distinct = keys[order], np.ones(len(order), bool)
+        np.not_equal(keys[1:], keys[:-1], out=distinct[1:])  # equal texts have equal keys
+        found = found[order[distinct]]
         if select != "random":
             found = found[np.argsort(self._score(self._rows[found], select, question_id), kind="stable")]
         picks = np.resize(found, m) if repeats else found[:m]
-        return [self._read(question_id, row) for row in self._rows[picks].tolist()]
+        return [self._read(question_id, number) for number in picks.tolist()]
 
     def count(self, question_id: str, failures: bool = False) -> int:
         """How many distinct texts draw() can choose from."""
@@ -303,14 +318,14 @@ class Pool:
                              f"{len(rows)} trajectories of question {question_id!r} do not carry (imported as text?)")
         return -mean_logprob if select == "likeliest" else mean_logprob
 
-    def _read(self, question_id: str, row: tuple) -> dict:
-        """One record. Token ids are most of a line, and JSON is slow at them: they are read apart where they come last."""
-        offset, _, length, _, tokens, *_ = row
+    def _read(self, question_id: str, number: int) -> dict:
+        """The record of an index row. Token ids are most of a line, and JSON is slow at them: they are read apart where they come last."""
+        offset, length, tokens = (self._rows[field].item(number) for field in ("offset", "length", "tokens"))
         try:
             line = os.pread(self._fd, length, offset)
             start = line.rfind(_LAST_KEY)
             if start > 0 and line.endswith(b"]}"):
-                record = json.loads(line[:start].decode() + "}")
+                record, _ = _decode(line[:start].decode() + "}")
                 record["response_ids"] = np.fromstring(line[start + len(_LAST_KEY):-2], np.int64, sep=",").tolist()
             else:
                 record = json.loads(line)
@@ -625,16 +640,6 @@ class Pool:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-
-
-_TRUE = np.ones(1, bool)
-
-
-def _scramble(keys: np.ndarray) -> np.ndarray:
-    """Mix the bits of 64-bit numbers, one to one (the end of the splitmix64 generator)."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return keys ^ (keys >> np.uint64(31))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

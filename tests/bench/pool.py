@@ -26,11 +26,11 @@ WORDS = ("so we have the sum of and is x y then \\frac{1}{2} \\sqrt{3} = + - ^2 
 
 
 def generate(path: str, records: int, seed: int = 0) -> None:
-    """Write a pool in the layout that append() writes. Lengths: log-normal, mean about 850 tokens, at most 3072."""
+    """Write a pool in the layout that append() writes. Lengths: log-normal, mean about 1,000 tokens, at most 3072."""
     rng = random.Random(seed)
     bodies = []
     for _ in range(2000):
-        n = min(3000, int(rng.lognormvariate(6.6, 0.55)))
+        n = min(3000, int(rng.lognormvariate(6.78, 0.55)))
         text = " ".join(rng.choice(WORDS) for _ in range(int(n * 0.62)))  # about 3.1 characters per token
         ids = ",".join(str(min(151642, int(rng.paretovariate(0.45)) + 10)) for _ in range(n - 2))  # small ids are common
         bodies.append((text, json.dumps(text)[1:-1], ids, n))
