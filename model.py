@@ -1,6 +1,6 @@
-"""model.py: the policy, its log-probs and loss, the optimizer, checkpoints, and the sampler.
+"""model.py: the policy, its log-probs, the clipped token-mean loss, the optimizer, checkpoints.
 
-Everything that touches a tensor is here; rlep.py holds the loop. Used by rlep.py and tiny.py, no command line of its own.
+Used by rlep.py and sampler.py, no command line of its own.
 
 Legend: P prompts, G fresh rollouts, M replays, B rows, T tokens, N response tokens of a micro-batch laid end to end,
 H hidden size, V vocabulary. Tensors carry their shape in a comment.
@@ -13,24 +13,23 @@ Where this departs from the reference implementation:
   trained on is the same id.
 """
 import contextlib
-import copy
 import hashlib
 import json
+import logging
 import os
 import shutil
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from data import InputError
 
 transformers_logging.disable_progress_bar()  # loading and saving are quick beside the rest
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # says on a CPU that a faster kernel could be had
 
 LOGITS_CHUNK = 1 << 24  # elements of float32 logits alive at a time (64 MiB): never a whole (B, T, V)
 
@@ -69,12 +68,26 @@ class Policy:
         return [p for p in self.model.parameters() if p.requires_grad]
 
 
+def adapter_base(path: str) -> str | None:
+    """The base model that an adapter folder names; None if `path` is no adapter folder."""
+    config = os.path.join(path, "adapter_config.json")
+    if not os.path.isfile(config):
+        return None
+    with open(config) as f:
+        return json.load(f)["base_model_name_or_path"]
+
+
 def load_tokenizer(path: str):
-    """The tokenizer of a model folder (or of the base of an adapter folder) or hub name."""
+    """The tokenizer of a model folder or hub name, or of an adapter folder or its base. Raises InputError."""
+    if not os.path.isdir(path) and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
+        raise InputError(f"--model={path}: no such folder")
+    base = adapter_base(path)
+    if base and not os.path.isfile(os.path.join(path, "tokenizer_config.json")):
+        path = base
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as e:
-        raise InputError(f"--model={path}: no tokenizer found: {str(e).splitlines()[0]}") from None
+        raise InputError(f"--model={path}: no tokenizer there: {str(e).splitlines()[0]}") from None
 
 
 def stop_ids(model, tokenizer) -> list[int]:
@@ -103,13 +116,10 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, device: 
     if compute_dtype == "auto":
         compute_dtype = "bfloat16" if device.type == "cuda" else "float32"
     dtype = getattr(torch, compute_dtype)
-    adapter = os.path.isfile(os.path.join(path, "adapter_config.json"))
-    base = path
-    if adapter:
-        with open(os.path.join(path, "adapter_config.json")) as f:
-            base = json.load(f)["base_model_name_or_path"]
-    full = train and not lora_rank and not adapter
-    tokenizer = load_tokenizer(path if os.path.isfile(os.path.join(path, "tokenizer_config.json")) else base)
+    tokenizer = load_tokenizer(path)
+    path = os.path.abspath(path) if os.path.isdir(path) else path  # an adapter names its base for good
+    adapter = adapter_base(path)
+    base, full = adapter or path, train and not lora_rank and not adapter
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if full else dtype)
     except (OSError, ValueError) as e:
@@ -301,138 +311,3 @@ def load_trainer_state(folder: str, optimizer) -> dict:
     optimizer.load_state_dict(state.pop("optimizer"))
     torch.set_rng_state(state.pop("torch_rng"))
     return state
-
-
-def reference_model(policy: Policy) -> Policy:
-    """A frozen copy of the policy as it is now, for a KL term. With LoRA this is the base with the adapter's start."""
-    frozen = copy.copy(policy)
-    frozen.model = copy.deepcopy(policy.model).requires_grad_(False)
-    frozen.__post_init__()
-    return frozen
-
-
-# ------------------------------------------------------------------------------------------------------------- sampler
-
-
-@dataclass
-class Sample:
-    """One response as sampled."""
-
-    ids: list[int]  # stop id included
-    finish_reason: str  # "stop": ended by a stop id; "length": cut at the limit
-    logprobs: list[float]  # of each id under the distribution it was drawn from
-
-
-class TorchSampler:
-    """The plain PyTorch sampler. It shares the trainer's weights, so push, wake and sleep have nothing to do.
-
-    The surface that train, collect and eval use: push() takes over the policy's weights, wake() and sleep() claim and
-    free the sampler's memory around generate(), close() ends it. `rows` bounds the responses decoded at a time.
-    """
-
-    name = "torch"
-
-    def __init__(self, policy: Policy, rows: int = 256):
-        self.policy, self.rows = policy, rows
-
-    def push(self) -> None: ...
-    def wake(self) -> None: ...
-    def sleep(self) -> None: ...
-    def close(self) -> None: ...
-
-    @torch.no_grad()
-    def generate(self, prompts: list[list[int]], n: int, seeds: list[int], *, max_tokens: int, temperature: float,
-                 top_p: float = 1.0, progress: str | None = None) -> list[list[Sample]]:
-        """n samples of each of P prompts (token ids). seeds: one integer per prompt, far apart (derive_seed).
-
-        temperature 0 is greedy. Sample i of a prompt draws from its own stream, keyed by (seed, i): it does not depend
-        on the other prompts, on n, or on the batch. progress: label of a progress bar, None for no bar.
-        """
-        was_training = self.policy.model.training
-        self.policy.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
-        done: dict[tuple[int, int], Sample] = {}
-        jobs = [(p, i) for p in sorted(range(len(prompts)), key=lambda p: len(prompts[p])) for i in range(n)]
-        bar = tqdm(total=len(jobs), desc=progress, unit="answer", leave=False, disable=None if progress else True)
-        for start in range(0, len(jobs), self.rows):
-            batch = jobs[start:start + self.rows]
-            samples = self._decode([prompts[p] for p, _ in batch], [(seeds[p], i) for p, i in batch], max_tokens,
-                                   temperature, top_p)
-            done.update(zip(batch, samples))
-            bar.update(len(batch))
-        bar.close()
-        self.policy.model.train(was_training)
-        return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
-
-    def _decode(self, prompts, keys, max_tokens, temperature, top_p) -> list[Sample]:
-        """Decode one batch with a KV cache; equal neighbouring prompts are computed once, finished rows are dropped."""
-        policy, device = self.policy, self.policy.device
-        unique = [i for i, p in enumerate(prompts) if i == 0 or p != prompts[i - 1]]
-        repeats = torch.tensor([b - a for a, b in zip(unique, unique[1:] + [len(prompts)])], device=device)
-        width = max(map(len, prompts))
-        input_ids = torch.tensor([[0] * (width - len(prompts[i])) + prompts[i] for i in unique], device=device)
-        # padded on the left, so that all rows decode at the same position
-        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in unique], device=device)
-        padded = not bool(mask.all())
-        cache = DynamicCache()
-        position = (mask.cumsum(-1) - 1).clamp(min=0)
-        with policy.autocast():
-            hidden = policy.decoder(input_ids=input_ids, attention_mask=mask if padded else None, position_ids=position,
-                                    past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # (P, H)
-        index = torch.arange(len(unique), device=device).repeat_interleave(repeats)  # row -> its prompt
-        cache.batch_select_indices(index)
-        hidden, mask, position = hidden[index], mask[index], position[index, -1:]
-        draws = None
-        if temperature > 0:
-            draws = torch.tensor(np.stack([np.random.Generator(np.random.Philox(key=[seed, i])).random(max_tokens)
-                                           for seed, i in keys]), device=device)  # (B, max_tokens) uniform
-        active = torch.arange(len(prompts), device=device)  # the rows still in the batch
-        out_ids = torch.zeros(len(prompts), max_tokens, dtype=torch.long, device=device)
-        out_logprobs = torch.zeros(len(prompts), max_tokens, device=device)
-        length = torch.full((len(prompts),), max_tokens, device=device)
-        stopped = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        stops = torch.tensor(policy.stop_ids, device=device)
-        for t in range(max_tokens):
-            with policy.autocast():
-                z = logits(policy, hidden, temperature or 1.0)  # (B, V)
-            ids, logprobs = _draw(z, draws[active, t] if draws is not None else None, top_p)
-            out_ids[active, t], out_logprobs[active, t] = ids, logprobs
-            ended = torch.isin(ids, stops)
-            ended &= ~stopped[active]  # rows that wait to be dropped go on producing tokens that nobody reads
-            length[active[ended]] = t + 1
-            stopped[active[ended]] = True
-            keep = (~stopped[active]).nonzero()[:, 0]
-            if len(keep) == 0 or t + 1 == max_tokens:
-                break
-            if len(keep) < 0.9 * len(active):  # compacting copies the cache: not for every single row
-                cache.batch_select_indices(keep)
-                active, ids, mask, position = active[keep], ids[keep], mask[keep], position[keep]
-            position = position + 1
-            mask = F.pad(mask, (0, 1), value=1)
-            with policy.autocast():
-                hidden = policy.decoder(input_ids=ids[:, None], attention_mask=mask if padded else None,
-                                        position_ids=position, past_key_values=cache,
-                                        use_cache=True).last_hidden_state[:, -1]
-        return [Sample(ids[:n], "stop" if s else "length", lp[:n]) for ids, lp, n, s in zip(
-            out_ids.tolist(), out_logprobs.tolist(), length.tolist(), stopped.tolist())]
-
-
-def _draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw ids (B,) from logits z (B, V) by inverting the cumulative distribution at uniform (B,); None takes the best.
-
-    With top_p < 1 only the smallest set of ids whose probability reaches top_p is left, renormalised. Returns the ids
-    and their log-probs (B,) under the distribution drawn from; greedy ids carry their log-prob at temperature 1.
-    """
-    logprobs = z.log_softmax(-1)  # (B, V)
-    if uniform is None:
-        best = logprobs.max(-1)
-        return best.indices, best.values
-    if top_p < 1:
-        ordered, order = logprobs.sort(-1, descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the ids ahead
-        drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
-        logprobs = logprobs.masked_fill(drop, float("-inf")).log_softmax(-1)
-    cumulative = logprobs.double().exp().cumsum(-1)  # float64: 152k probabilities of float32 do not add up to 1
-    goal = uniform[:, None] * cumulative[:, -1:]
-    # first id whose cumulative probability exceeds the goal; an id of probability zero never does
-    ids = torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=z.shape[-1] - 1)
-    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
