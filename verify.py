@@ -1597,24 +1597,26 @@ def read(text, mode=0):
     text = trim(text)
     if text is None:
         return ("text", ""), "empty"
+    plain = ""
     try:
         plain = re.sub(r"\s+", " ", latex(text))
         if any(unicodedata.category(c) in ("Cc", "Cs", "Co", "Cf") for c in plain):
             return ("text", ""), "character"
         return Parser(plain, mode).whole(), None
     except Unreadable as problem:
-        return ("text", words(plain) if "plain" in locals() else ""), str(problem)
+        return ("text", plain and words(plain)), str(problem)
     except RecursionError:             # the caller itself is deep in its stack
         return ("text", ""), "recursion"
 
 
 def words(s):
     """Text without wrappers and space around signs; words without case, single letters with case."""
+    s = latex(trim(s) or "")
     for _ in range(3):
         s = re.sub(r"\\(?:%s)\s*\{([^{}]*)\}" % "|".join(sorted(WORDY)), r"\1", s)
     s = re.sub(r"[$~]|\\[,;:!> ()\[\]]|\\(?:left|right|displaystyle)(?![A-Za-z])", " ", s)
     s = re.sub(r"[A-Za-z]{2,}", lambda m: m[0].lower(), s) if "\\" not in s else s
-    return re.sub(r" (?=[^\w ])|(?<=[^\w ]) ", "", re.sub(r"\s+", " ", s)).strip(" .")
+    return re.sub(r" (?=[^\w ])|(?<=[^\w ]) ", "", re.sub(r"\s+", " ", s)).strip()
 
 
 def readable(gold):
@@ -1639,7 +1641,7 @@ def judge(answer, gold, deep=False):
     if not problem and not gold_problem:
         verdict, stage, why = compare(answer, gold, deep)
     elif "text" in (a[0], g[0]) and problem not in ("incomplete", "empty"):
-        verdict, stage, why = same_words(words(latex(answer)), words(latex(gold))), "string", "words"
+        verdict, stage, why = same_words(words(answer), words(gold), g[0] == "text"), "string", "words"
     else:
         verdict, stage, why = False, "type", f"answer: {problem}" if problem else "gold is text"
     if not verdict:
@@ -1649,8 +1651,10 @@ def judge(answer, gold, deep=False):
     return verdict, stage, why
 
 
-def same_words(a, g):
-    """Texts that are the same, or lists of the same words."""
+def same_words(a, g, any_text):
+    """Texts that are the same, or lists of the same words; words only where one of them reads as a formula."""
+    if not any_text and not re.fullmatch(r"[a-zA-Z ,;]+", g):
+        return False
     lists = [{x.strip() for x in re.split(r"[,;]|\band\b|\bor\b", s)} for s in (a, g)]
     return a == g or bool(re.fullmatch(r"[a-zA-Z ,;]+", a)) and lists[0] == lists[1]
 
