@@ -64,10 +64,11 @@ ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question
                 ("run", "i4"), ("kind", "u1")], align=True)
 NO_STEP = -1
 
-_TEXT, _NUMBER = rb'("(?:[^"\\]|\\.)*")', rb"(-?[0-9][0-9.eE+-]*)"
-_HEAD_PATTERN = re.compile(rb'\{"question_id": T, "reward": N, "finish_reason": T, "tokens": N(?:, "sampler_logprob": N)?'
-                           rb'(?:, "success_rate": N)?(?:, "tokenizer": T)?(?:, "source": T)?(?:, "run": T)?(?:, "step": N)?'
-                           rb'(?:, "more": N)?, "digest": T, '.replace(b" T", b" " + _TEXT).replace(b" N", b" " + _NUMBER))
+_HEAD_PATTERN = rb'\{"question_id": T, "reward": N, "finish_reason": T, "tokens": I(, "sampler_logprob": N)?(, "success_rate": N)?' \
+    rb'(, "tokenizer": T)?(, "source": T)?(, "run": T)?(, "step": I)?(, "more": I)?, "digest": "([0-9a-f]{16})", '
+for _letter, _form in ((b"T", rb'"(?:[^"\\]|\\.)*"'), (b"N", rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"), (b"I", rb"[0-9]{1,9}")):
+    _HEAD_PATTERN = _HEAD_PATTERN.replace(b": " + _letter, b": (" + _form + b")")
+_HEAD_PATTERN = re.compile(_HEAD_PATTERN.replace(b"(, ", b"(?:, "))
 _LAST_KEY = b', "response_ids": ['
 _decode = json.JSONDecoder().raw_decode
 
@@ -120,7 +121,7 @@ def shape_error(record: object) -> str | None:
         value = record.get(key)
         if value is not None and not (isinstance(value, (int, float)) and abs(value) < 1e30):  # 1e30: not NaN, fits float32
             return f'"{key}" must be a finite number, found {value!r:.50}'
-    if not isinstance(record.get("step"), (int, type(None))) or abs(record.get("step") or 0) >= 1 << 31:
+    if type(record.get("step")) not in (int, type(None)) or not 0 <= (record.get("step") or 0) < 10**9:
         return f'"step" must be a whole number, found {record["step"]!r:.50}'
     ids = record["response_ids"]
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
@@ -148,10 +149,6 @@ def fingerprint(tokenizer) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def say(message: str) -> None:
-    print(f"replay: {message}", file=sys.stderr)
-
-
 def scramble(keys: np.ndarray) -> np.ndarray:
     """Mix the bits of 64-bit numbers in place, one to one (the end of the splitmix64 generator)."""
     keys ^= keys >> _30
@@ -169,20 +166,24 @@ _30, _27, _31, _FACTOR_1, _FACTOR_2 = np.array([30, 27, 31, 0xBF58476D1CE4E5B9, 
 def writer_lock(path: str, wait: float = 60.0):
     """The pool's file, made if missing, open for appending and locked against other writers. Raises InputError if another
     writer holds the lock for `wait` seconds. The kernel drops the lock of a killed process."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    deadline = time.monotonic() + wait
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(path) and os.stat(path).st_ino == os.fstat(fd).st_ino:
-                break  # else a repair put a new file here while we waited: take that one
-        except BlockingIOError:
-            if time.monotonic() > deadline:
+    deadline, fd = time.monotonic() + wait, None
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        while fd is None:
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd))
+            except BlockingIOError:
+                locked = False
+            if not locked:  # another writer, or a repair put a new file here meanwhile
                 os.close(fd)
-                raise InputError(f"{path}: another process has been writing for {wait:.0f} s; wait for it or stop it") from None
-        os.close(fd)
-        time.sleep(0.01)
+                fd = None
+                if time.monotonic() > deadline:
+                    raise InputError(f"{path}: another process has been writing for {wait:g} s; wait for it or stop it")
+                time.sleep(0.01)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write here ({error.strerror})") from None
     try:
         yield fd
     finally:
@@ -214,7 +215,9 @@ class Pool:
             raise InputError(f"{self.path}: no such pool; make one with `python rlep.py collect` or "
                              "`python replay.py import`")
         self._forget()
-        self._open()
+        self.refresh()
+        if len(self._rows) != self._saved:
+            self._save_index()
 
     def __enter__(self):
         return self
@@ -229,6 +232,10 @@ class Pool:
                 self._save_index()
             os.close(self._fd)
             self._fd = None
+
+    def __del__(self):
+        if getattr(self, "_fd", None) is not None:
+            os.close(self._fd)
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._rows["kind"] == SUCCESS))
@@ -319,10 +326,11 @@ class Pool:
         return -mean_logprob if select == "likeliest" else mean_logprob
 
     def _read(self, question_id: str, number: int) -> dict:
-        """The record of an index row. Token ids are most of a line, and JSON is slow at them: they are read apart where they come last."""
+        """The record of an index row. Most of a line are token ids, and JSON is slow at them: where they come last, as
+        to_line() writes them, they are read apart."""
         offset, length, tokens = (self._rows[field].item(number) for field in ("offset", "length", "tokens"))
+        line = os.pread(self._fd, length, offset)
         try:
-            line = os.pread(self._fd, length, offset)
             start = line.rfind(_LAST_KEY)
             if start > 0 and line.endswith(b"]}"):
                 record, _ = _decode(line[:start].decode() + "}")
@@ -376,6 +384,8 @@ class Pool:
         if self.readonly:
             raise InputError(f"{self.path} was opened with readonly=True")
         ready = []
+        if not records:
+            return 0
         for number, record in enumerate(records):
             if isinstance(record, dict) and hasattr(record.get("response_ids"), "tolist"):  # a numpy array
                 record = record | {"response_ids": record["response_ids"].tolist()}
@@ -398,7 +408,7 @@ class Pool:
         self.refresh(_locked=True)
         torn = os.fstat(fd).st_size - self._end
         if torn:
-            say(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)")
+            print(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)", file=sys.stderr)
             os.ftruncate(fd, self._end)
             self._mtime = os.fstat(fd).st_mtime_ns
 
@@ -438,62 +448,48 @@ class Pool:
 
     # -- index ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _index_path(self) -> str:
-        return self.path + ".index"
-
     def _forget(self) -> None:
         self._rows = self._space = np.zeros(0, ROW)
         self._names, self._codes, self._raw = [None], {None: 0}, {None: 0}
         self._end = self._damaged = self._saved = self._mtime = 0
         self._tail, self._by_question = b"", {}
 
-    def _open(self) -> None:
-        if not os.path.exists(self.path):
-            return  # an empty pool; the first append makes the file
-        if self._fd is not None:
-            os.close(self._fd)
-        try:
-            self._fd = os.open(self.path, os.O_RDONLY)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot open the pool ({error.strerror})") from None
-        self._load_index()
-        self.refresh()
-        self._check_content()
-        if len(self._rows) != self._saved:
-            self._save_index()
-
     def refresh(self, _locked: bool = False) -> int:
         """Take in what was appended since the last look, by this or another process; how many records that were."""
         if not os.path.exists(self.path):
             return 0
-        if self._fd is None or os.stat(self.path).st_ino != os.fstat(self._fd).st_ino:  # new, or replaced by a repair
-            self._forget()
-            fd, self._fd = self._fd, os.open(self.path, os.O_RDONLY)
-            if fd is not None:
-                os.close(fd)
-        before, stat = len(self._rows), os.fstat(self._fd)
-        if (stat.st_size, stat.st_mtime_ns) == (self._end, self._mtime):
-            return 0
-        if self._end and (stat.st_size <= self._end or self._tail_hash() != self._tail):
-            self._forget()  # changed, not only grown
-        self._index_lines(hide_unfinished=not _locked)
-        if not _locked and self._end < os.fstat(self._fd).st_size:
-            # Something unfinished at the end: an append that is under way, or what a killed writer left. A shared lock
-            # tells: refused means that a writer is at work, and the whole append shows at a later refresh. Else the whole
-            # lines among it are as good as any.
+        before = len(self._rows)
+        if self._fd is None or not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):  # new, or replaced by a repair
+            old, before = self._fd, 0
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                self._index_lines(hide_unfinished=False)
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-                torn = os.fstat(self._fd).st_size - self._end
-                self._tell(torn, f"the last line is torn ({torn} bytes, left by a writer that was killed); it is left out, "
-                                 "and the next append removes it")
-            except BlockingIOError:
-                pass
-        self._tail, self._by_question = self._tail_hash(), {}
-        self._check_content()
+                self._fd = os.open(self.path, os.O_RDONLY)
+            except OSError as error:
+                raise InputError(f"{self.path}: cannot read the pool ({error.strerror})") from None
+            if old is not None:
+                os.close(old)
+            self._forget()
+            self._load_index()
+        stat = os.fstat(self._fd)
+        if (stat.st_size, stat.st_mtime_ns) != (self._end, self._mtime):
+            if self._end and (stat.st_size <= self._end or self._tail_hash() != self._tail):
+                self._forget()  # changed, not only grown
+                before = 0
+            self._index_lines(hide_unfinished=not _locked)
+            if not _locked and self._end < os.fstat(self._fd).st_size:
+                self._index_end()
+            self._tail, self._by_question = self._tail_hash(), {}
+        self._check_content(self._rows[before:])
         return len(self._rows) - before
+
+    def _index_end(self) -> None:
+        """Something is unfinished at the end: an append that is under way, or what a killed writer left. A shared lock tells.
+        If a writer is at work it is refused, and the append shows, as a whole, at a later refresh. If none is, the complete
+        lines among it are as good as any."""
+        with open(self.path, "rb") as probe, contextlib.suppress(BlockingIOError):
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._index_lines(hide_unfinished=False)
+            torn = os.fstat(self._fd).st_size - self._end
+            self._tell(torn, f"the last line is torn ({torn} bytes, left by a writer that was killed); the next append removes it")
 
     def _index_lines(self, hide_unfinished: bool) -> None:
         """Add the lines from self._end on to the index; an append that is not complete only if not hide_unfinished."""
@@ -555,17 +551,16 @@ class Pool:
         self._position = offset
 
     def _row(self, offset: int, line: bytes) -> tuple[tuple, int]:
-        """(index row, more) of a line, from its first keys where they are as to_line() writes them; ValueError if damaged."""
+        """(index row, more) of a line, from its first keys if they are as to_line() writes them. ValueError if damaged."""
         head = _HEAD_PATTERN.match(line)
         # A second start of a record in the line: two lines were glued together. (In a text, the quotes are escaped.)
         if head is None or line[-2:] != b"]}" or line.find(b'{"question_id"', 1) > 0:
-            record = from_line(line)
-            head = _HEAD_PATTERN.match(to_line(record, more=0))
+            head = _HEAD_PATTERN.match(to_line(from_line(line), more=0))
         question, reward, finish, tokens, logprob, rate, tokenizer, source, run, step, more, digest = head.groups()
         code = self._code
-        return (offset, int(digest[1:-1], 16), len(line), code(question), int(tokens), int(step or NO_STEP), logprob or "nan",
-                rate or "nan", code(tokenizer), code(source), code(run), kind_of(float(reward), finish[1:-1].decode())
-                ), int(more or 0)
+        row = (offset, int(digest, 16), len(line), code(question), int(tokens), int(step or NO_STEP), logprob or "nan",
+               rate or "nan", code(tokenizer), code(source), code(run), kind_of(float(reward), finish[1:-1].decode()))
+        return row, int(more or 0)
 
     def _code(self, raw: bytes | None) -> int:
         """The number of a text, given as it stands in the file; the same text may be spelled with or without escapes."""
@@ -577,26 +572,25 @@ class Pool:
                 self._names.append(text)
         return code
 
-    def _check_content(self) -> None:
-        """Refuse a pool of another tokenizer; tell, once, what else a user should know."""
-        size, kinds = os.fstat(self._fd).st_size, np.bincount(self._rows["kind"], minlength=3)
-        check = f"see `python replay.py check {self.path}`"
+    def _check_content(self, rows: np.ndarray) -> None:
+        """Refuse ids of another tokenizer; tell what else a user should know of these new rows."""
         if self.tokenizer:
-            uses = np.bincount(self._rows["tokenizer"], minlength=len(self._names))
+            uses = np.bincount(rows["tokenizer"], minlength=1)
             for code in np.flatnonzero(uses):
                 if code and self._names[code] != self.tokenizer:
-                    raise InputError(
-                        f"{self.path}: {uses[code]} of {len(self._rows)} trajectories hold ids of another tokenizer "
-                        f"({self._names[code]}, the model has {self.tokenizer}); convert the pool with `python replay.py "
-                        f"import {self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
+                    raise InputError(f"{self.path}: {uses[code]} of {len(self._rows)} trajectories hold ids of another tokenizer "
+                                     f"({self._names[code]}, the model has {self.tokenizer}); convert the pool with `python "
+                                     f"replay.py import {self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
             self._tell(uses[0], f"{uses[0]} trajectories do not say their tokenizer; their ids are taken to be the model's")
-        self._tell(self._damaged, f"{self._damaged} damaged lines are left out; {check}")
-        self._tell(kinds[UNFIT], f"{kinds[UNFIT]} records are no verified, finished answers and are never drawn; {check}")
+        unfit = np.count_nonzero(rows["kind"] == UNFIT)
+        see = f"see `python replay.py check {self.path}`"
+        self._tell(self._damaged, f"{self._damaged} damaged lines are left out; {see}")
+        self._tell(unfit, f"{unfit} records are no verified, finished answers and are never drawn; {see}")
 
     def _tell(self, count: int, message: str) -> None:
         if count and message not in self._warned:
             self._warned.add(message)
-            say(f"{self.path}: {message}")
+            print(f"{self.path}: {message}", file=sys.stderr)
 
     def _tail_hash(self) -> bytes:
         """A hash of the last 4 KB that are indexed: if it changed, the pool did not only grow."""
@@ -606,7 +600,7 @@ class Pool:
     def _load_index(self) -> None:
         """Take the index beside the pool if it is whole and belongs to this file, or to what the file was before it grew."""
         try:
-            with open(self._index_path, "rb") as file:
+            with open(self.path + ".index", "rb") as file:
                 crc, line = file.read(8), file.readline()
                 header = json.loads(line)
                 rows = np.asarray(np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],)))
@@ -630,12 +624,12 @@ class Pool:
                   "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged, "names": self._names}
         line, rows = json.dumps(header).encode(), self._rows.view(np.uint8)
         line += b" " * (-(len(line) + 9) % 64) + b"\n"  # the rows are mapped: keep them aligned
-        temporary = f"{self._index_path}.{os.getpid()}"
+        temporary = f"{self.path}.index.{os.getpid()}"
         try:
             with open(temporary, "wb") as file:
                 file.write(b"%08x" % zlib.crc32(rows, zlib.crc32(line)) + line)
                 file.write(rows)
-            os.replace(temporary, self._index_path)
+            os.replace(temporary, self.path + ".index")
             self._saved = len(self._rows)
         except OSError:
             with contextlib.suppress(OSError):
@@ -647,7 +641,8 @@ class Pool:
 
 def check(options) -> int:
     """Read every line in full and list the faults with their line numbers; exit code 1 if there are any."""
-    open_pool(options.pool).close()  # says clearly if there is none
+    if not os.path.isfile(options.pool):
+        raise InputError(f"{options.pool}: no such pool")
     lines = faults = unverifiable = 0
     batch: list[tuple[int, dict]] = []
 
@@ -711,7 +706,7 @@ def inspect_line(line: bytes) -> tuple[dict | None, list[str]]:
 
 def repair(path: str) -> None:
     """Put a clean copy, good records only and freshly written, in the place of the pool; the old file stays beside it."""
-    kept = left_out = 0
+    path, kept, left_out = os.path.realpath(path) if os.path.islink(path) else path, 0, 0
     with writer_lock(path), open(path + ".clean", "wb") as clean:
         for _, line in file_lines(path):
             record, _ = inspect_line(line)
@@ -734,7 +729,9 @@ def stats(options) -> int:
     with open_pool(options.pool) as pool:
         rows = pool._rows[pool._rows["kind"] == SUCCESS]
         each = np.unique(rows["question"], return_counts=True)[1]
-        distinct = np.unique(np.unique(rows[["question", "digest"]])["question"], return_counts=True)[1]
+        ordered = rows[["question", "digest"]][np.lexsort((rows["digest"], rows["question"]))]
+        first = np.append(True, ordered[1:] != ordered[:-1])
+        distinct = np.unique(ordered["question"][first], return_counts=True)[1]
         print(f"{options.pool}: {len(each)} questions, {len(rows)} trajectories, {distinct.sum()} distinct, "
               f"{pool.failures} failures, {os.path.getsize(options.pool) / 1e6:.1f} MB")
         if len(rows) == 0:
