@@ -623,27 +623,39 @@ def pool_records(s: Settings, question: dict, samples: list, texts: list[str], v
 
 def evaluate_command(s: Settings) -> None:
     """Print avg@k with its standard error, maj@k and pass@k per data set; with --out keep them and every response."""
-    if s.out and os.path.exists(os.path.join(s.out, "eval.json")) and not s.overwrite:
-        raise InputError(f"--out={s.out}: holds an evaluation already; choose another folder, or --overwrite")
+    settings = {k: v for k, v in dataclasses.asdict(s).items() if k != "overwrite"}
+    stored = os.path.join(s.out, "eval.json") if s.out else ""
+    if os.path.exists(stored) and not s.overwrite:
+        with open(stored) as f:
+            before = json.load(f)
+        for name, value in settings.items():
+            if before["settings"].get(name) != value:
+                raise InputError(f"--out={s.out}: holds an evaluation with --{name}={before['settings'].get(name)}, now {value}; "
+                                 "choose another folder, or --overwrite")
+        print_scores(before["metrics"], s.samples)
+        return
     model = resolve_model(s.model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
     questions = load_data(s.data, s, load_tokenizer(model), verifier, "data", s.max_questions)
     policy = load_policy(model, device=s.device, compute_dtype=s.dtype, train=False)
     sampler = TorchSampler(policy, s.sampler_rows)
     metrics, records = evaluate(s, questions, s.samples, sampler, verifier)
-    for source in dict.fromkeys(q["source"] for q in questions):
-        m = {k.removeprefix(f"eval/{source}/"): v for k, v in metrics.items() if k.startswith(f"eval/{source}/")}
-        print(f"{source}: {m.pop('questions')} questions  avg@{s.samples} {m.pop(f'avg@{s.samples}'):.3f} ± {m.pop('se'):.3f}"
-              + "".join(f"  {name} {value:.3f}" for name, value in m.items()))
+    print_scores(metrics, s.samples)
     if s.out:
         os.makedirs(s.out, exist_ok=True)
-        path = os.path.join(s.out, "responses.jsonl")
-        if os.path.exists(path):
-            os.remove(path)
-        append_jsonl(path, records)
-        write_json(os.path.join(s.out, "eval.json"), {"settings": dataclasses.asdict(s), "metrics": metrics})
+        with open(os.path.join(s.out, "responses.jsonl"), "w") as f:
+            f.writelines(json.dumps(record) + "\n" for record in records)
+        write_json(stored, {"settings": settings, "metrics": metrics})
     sampler.close()
     verifier.close()
+
+
+def print_scores(metrics: dict, n: int) -> None:
+    """A line per data set."""
+    for source in dict.fromkeys(name.split("/")[1] for name in metrics):
+        m = {name.split("/")[2]: value for name, value in metrics.items() if name.split("/")[1] == source}
+        print(f"{source}: {m.pop('questions')} questions  avg@{n} {m.pop(f'avg@{n}'):.3f} ± {m.pop('se'):.3f}"
+              + "".join(f"  {name} {value:.3f}" for name, value in m.items()))
 
 
 def main(args: list[str]) -> None:

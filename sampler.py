@@ -98,7 +98,7 @@ class TorchSampler:
         for t in range(max_tokens):
             with policy.autocast():
                 z = logits(policy, hidden, temperature or 1.0)  # (B, V)
-            ids, logprobs = _draw(z, draws[active, t] if draws is not None else None, top_p)
+            ids, logprobs = draw(z, draws[active, t] if draws is not None else None, top_p)
             out_ids[active, t], out_logprobs[active, t] = ids, logprobs
             ended = torch.isin(ids, stops)
             ended &= ~stopped[active]  # rows that wait to be dropped go on producing tokens that nobody reads
@@ -120,7 +120,7 @@ class TorchSampler:
             out_ids.tolist(), out_logprobs.tolist(), length.tolist(), stopped.tolist())]
 
 
-def _draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw ids (B,) from logits z (B, V) by inverting the cumulative distribution at uniform (B,); None takes the best.
 
     With top_p < 1 only the smallest set of ids whose probability reaches top_p is left, renormalised. Returns the ids
