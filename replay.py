@@ -376,8 +376,9 @@ class Pool:
             return f"too long: {len(ids)} tokens, the response limit is {self.max_tokens}"
         if self.stop_ids is not None and ids[-1] not in self.stop_ids:
             return f"no stop id: the last id is {ids[-1]}, a response ends with one of {sorted(self.stop_ids)}"
-        if self.tokenizer and record.get("tokenizer") not in (None, self.tokenizer):
-            return f"other tokenizer: its ids are of {record['tokenizer']}, the pool was opened with {self.tokenizer}"
+        mine = {self.tokenizer} if self.tokenizer else self._tokenizers
+        if record.get("tokenizer") and mine and record["tokenizer"] not in mine:
+            return f"other tokenizer: its ids are of {record['tokenizer']}, the pool's of {', '.join(sorted(mine))}"
         return None
 
     def knows(self, question_id: str, text: str) -> bool:
@@ -465,7 +466,7 @@ class Pool:
         self._rows = self._space = np.zeros(0, ROW)
         self._names, self._codes, self._raw = [None], {None: 0}, {None: 0}
         self._end = self._damaged = self._saved = self._mtime = 0
-        self._tail, self._by_question = b"", {}
+        self._tail, self._by_question, self._tokenizers = b"", {}, set()
 
     def refresh(self, _locked: bool = False) -> int:
         """Take in what was appended since the last look, by this or another process; how many records that were."""
@@ -588,13 +589,14 @@ class Pool:
 
     def _check_content(self, rows: np.ndarray) -> None:
         """Refuse ids of another tokenizer; tell what else a user should know of these new rows."""
+        uses = np.bincount(rows["tokenizer"], minlength=1)
+        self._tokenizers |= {self._names[code] for code in np.flatnonzero(uses)} - {None}
         if self.tokenizer:
-            uses = np.bincount(rows["tokenizer"], minlength=1)
-            for code in np.flatnonzero(uses):
-                if code and self._names[code] != self.tokenizer:
-                    raise InputError(f"{self.path}: {uses[code]} of {len(self._rows)} trajectories hold ids of another tokenizer "
-                                     f"({self._names[code]}, the model has {self.tokenizer}); convert the pool with `python "
-                                     f"replay.py import {self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
+            for name in self._tokenizers - {self.tokenizer}:
+                count = np.count_nonzero(self._rows["tokenizer"] == self._codes[name])
+                raise InputError(f"{self.path}: {count} of {len(self._rows)} trajectories hold ids of another tokenizer ({name}, "
+                                 f"the model has {self.tokenizer}); convert the pool with `python replay.py import {self.path} "
+                                 "--pool=NEW.jsonl --tokenizer=MODEL`")
             self._tell(uses[0], f"{uses[0]} trajectories do not say their tokenizer; their ids are taken to be the model's")
         unfit = np.count_nonzero(rows["kind"] == UNFIT)
         see = f"see `python replay.py check {self.path}`"
@@ -740,16 +742,16 @@ def repair(path: str) -> None:
 
 def stats(options) -> int:
     """What is in the pool, from its index alone."""
-    with open_pool(options.pool) as pool:
+    with Pool(options.pool, readonly=True) as pool:
         rows = pool._rows[pool._rows["kind"] == SUCCESS]
-        each = np.unique(rows["question"], return_counts=True)[1]
-        ordered = rows[["question", "digest"]][np.lexsort((rows["digest"], rows["question"]))]
-        first = np.append(True, ordered[1:] != ordered[:-1])
-        distinct = np.unique(ordered["question"][first], return_counts=True)[1]
-        print(f"{options.pool}: {len(each)} questions, {len(rows)} trajectories, {distinct.sum()} distinct, "
-              f"{pool.failures} failures, {os.path.getsize(options.pool) / 1e6:.1f} MB")
+        print(f"{options.pool}: {len(pool.questions)} questions, {len(rows)} trajectories, {pool.failures} failures, "
+              f"{os.path.getsize(options.pool) / 1e6:.1f} MB")
         if len(rows) == 0:
             return 0
+        rows = rows[np.lexsort((rows["digest"], rows["question"]))]
+        new_text = np.append(True, (np.diff(rows["question"]) != 0) | (np.diff(rows["digest"]) != 0))
+        each, distinct = (np.unique(questions, return_counts=True)[1] for questions in (rows["question"], rows["question"][new_text]))
+        print(f"distinct trajectories: {distinct.sum()}")
         print("\nper question  questions (all)  questions (distinct only)")
         for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 31)):
             label = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 31 else f"{low} and more"
@@ -786,7 +788,7 @@ def plot_pool(out: str, title: str, each: np.ndarray, distinct: np.ndarray, toke
 
 def show(options) -> int:
     """Print trajectories of a question to read."""
-    with open_pool(options.pool) as pool:
+    with Pool(options.pool, readonly=True) as pool:
         records = pool.draw(options.question, options.number, options.seed, step=0, failures=options.failures)
         if not records:
             near = difflib.get_close_matches(options.question, pool.questions)
@@ -804,7 +806,7 @@ def import_source(options) -> int:
     """Verify the answers of a source, tokenise those that are text, append them; count kept and refused by reason."""
     counts, batch, tokenizer, stops = Counter(), [], None, None
     if options.tokenizer:
-        tokenizer, stops = load_tokenizer(options.tokenizer, options.stop_id)
+        tokenizer, options.stop_id, stops = load_tokenizer(options.tokenizer, options.stop_id)
     with Pool(options.pool, tokenizer=tokenizer and fingerprint(tokenizer), max_tokens=options.max_tokens,
               stop_ids=stops) as pool:
         for record in tqdm(source_records(options.source), unit=" answers", disable=None):
@@ -874,30 +876,32 @@ def tokenize_records(records: list[dict], pool: Pool, tokenizer, options) -> Non
         raise InputError(f"{options.source}: answers without token ids; give --tokenizer=FOLDER of the model that is to be "
                          "trained on them")
     if texts:
-        stop = tokenizer.eos_token_id if options.stop_id is None else options.stop_id
+        stop = options.stop_id
         words = [r["response"].removesuffix(tokenizer.decode([stop])) for r in texts]
         for record, ids in zip(texts, tokenizer(words, add_special_tokens=False)["input_ids"]):
             record |= {"response_ids": ids + [stop], "tokenizer": pool.tokenizer, "sampler_logprob": None}
 
 
 def load_tokenizer(folder: str, stop_id: int | None):
-    """The tokenizer and the ids that may end a response: its own and those of the generation config, which differ for some
-    base models."""
+    """(tokenizer, the id to end imported answers with, all ids that may end an answer). Those are the tokenizer's and the
+    generation config's, which differ for some base models; the first one is the tokenizer's, unless --stop_id says else."""
     from transformers import AutoTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise InputError(f"--tokenizer={folder}: {str(error).splitlines()[0]}") from None
-    stops = {tokenizer.eos_token_id}
-    generation = os.path.join(folder, "generation_config.json")
+    stops, generation = [tokenizer.eos_token_id], os.path.join(folder, "generation_config.json")
     if os.path.exists(generation):
         with open(generation) as file:
             more = json.load(file).get("eos_token_id")
-        stops |= set(more if isinstance(more, list) else [more])
-    stops.discard(None)
-    if (stop_id or tokenizer.eos_token_id) not in stops:
-        raise InputError(f"--stop_id={stop_id}: {folder} ends its answers with {sorted(stops) or 'no known id'}")
-    return tokenizer, stops
+        stops += more if isinstance(more, list) else [more]
+    stops = set(stops) - {None}
+    stop = tokenizer.eos_token_id if stop_id is None else stop_id
+    if stop is None or (stops and stop not in stops):
+        raise InputError(f"--stop_id={stop_id}: {folder} ends its answers with {sorted(stops) or 'no id that it names'}; give one")
+    if len(stops) > 1:
+        print(f"answers given as text will end with {stop}; {folder} also knows {sorted(stops - {stop})} (--stop_id)")
+    return tokenizer, stop, stops | {stop}
 
 
 def export(options) -> int:
@@ -912,7 +916,7 @@ def export(options) -> int:
                              ("reward_model", reward), ("extra_info", pyarrow.struct([("index", pyarrow.string())])),
                              ("id", pyarrow.string())])  # the last one is ours: the id comes back on import
     temporary, total = options.out + ".tmp", 0
-    with open_pool(options.pool) as pool:
+    with Pool(options.pool, readonly=True) as pool:
         questions = load_questions(options.data) if options.data else [{"id": name} for name in pool.questions]
         with parquet.ParquetWriter(temporary, schema) as writer:
             for start in tqdm(range(0, len(questions), 256), unit=" x 256 questions", disable=None):
@@ -923,7 +927,7 @@ def export(options) -> int:
                     if not question.get("problem") or not question.get("answer"):
                         raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or answer; "
                                          "give --data=QUESTIONS")
-                    prompt = question.get("prompt") or question["problem"].join(INSTRUCTION)
+                    prompt = question.get("prompt") or INSTRUCTION[0] + question["problem"] + INSTRUCTION[1]
                     total += len(records)
                     rows.append({"data_source": question.get("source") or "rlep", "ability": "math", "id": question["id"],
                                  "prompt": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt,
@@ -934,10 +938,6 @@ def export(options) -> int:
     os.replace(temporary, options.out)
     print(f"{options.out}: {len(questions)} questions, {total} candidates (distinct texts)")
     return 0
-
-
-def open_pool(path: str) -> Pool:
-    return Pool(path, readonly=True)
 
 
 def verify_texts(pairs: list[tuple[str, str]], workers: int) -> list[bool | None]:
@@ -954,7 +954,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="replay.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function, **options):
+    def command(name: str, function):
         sub = commands.add_parser(name, help=function.__doc__.split(";")[0].split(".")[0], description=function.__doc__)
         sub.set_defaults(function=function)
         return sub
@@ -992,7 +992,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.function(options)
-    except InputError as error:
+    except (InputError, OSError) as error:  # OSError: a full disk, a folder that is not there
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -110,6 +110,8 @@ def test_tokenizer_of_another_model_is_refused(path, capsys):
     with pytest.raises(InputError, match="1 of 1 trajectories hold ids of another tokenizer.*import"):
         Pool(path, tokenizer="other")
     assert len(Pool(path)) == 1, "to look at it, no tokenizer is needed"
+    with pytest.raises(InputError, match="other tokenizer: its ids are of other, the pool's of mine"):
+        Pool(path).append([record(number=1, tokenizer="other")])
     Pool(path).append([record(number=1)])
     capsys.readouterr()
     assert len(Pool(path, tokenizer="mine")) == 2

@@ -204,7 +204,7 @@ def test_stats_and_show(at, capsys):
                             for q, count in (("q1", 1), ("q2", 4), ("q3", 6)) for n in range(count)])
     write_jsonl("d.jsonl", [{"id": f"q{n}", "problem": f"What is {n}?", "answer": "4"} for n in (1, 2, 5, 6)])
     out = run(capsys, "stats", "p.jsonl", "--data=d.jsonl", "--plot=p.png")
-    assert "3 questions, 11 trajectories, 7 distinct, 0 failures" in out
+    assert "3 questions, 11 trajectories, 0 failures" in out and "distinct trajectories: 7" in out
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line[:1] == " "}
     assert rows["1"] == ["1", "1"] and rows["3-4"] == ["1", "2"] and rows["5-8"] == ["1", "0"]
     assert "source sums: 11" in out and "tokenizer abc: 11" in out and "run (not given): 11" in out
@@ -213,6 +213,9 @@ def test_stats_and_show(at, capsys):
     out = run(capsys, "show", "p.jsonl", "q3", "--number=2")
     assert "3 distinct" in out and "What is 2 + 2?" in out and out.count("---") == 2 and "\\boxed{4}" in out
     assert "did you mean" in run(capsys, "show", "p.jsonl", "q33", code=2)
+    Pool("f.jsonl").append([record(reward=-1.0)], allow_failed=True)
+    assert "0 questions, 0 trajectories, 1 failures" in run(capsys, "stats", "f.jsonl")
+    assert "No such file" in run(capsys, "stats", "p.jsonl", "--plot=no/folder.png", code=2)
 
 
 @pytest.mark.skipif(not MATH.exists(), reason="needs the shared data")
