@@ -40,7 +40,7 @@ from data import InputError, load_questions, prompt_ids
 from model import (Policy, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, micro_batches, optimizer_step,
                    policy_loss, response_logprobs, save_checkpoint)
 from replay import Pool, fingerprint
-from sampler import TorchSampler
+from sampler import canary, make_sampler
 from settings import COMMANDS, Settings, fields_of, help_text, parse
 from verify import Verifier, canonical, extract_answer
 
@@ -57,6 +57,7 @@ class Row:
     sampler_logprobs: list[float] | None = None  # of fresh rows
     advantage: float = 0.0
     old_logprobs: torch.Tensor | None = None  # (len(ids),), under the policy at the start of the step
+    weights: torch.Tensor | float = 1.0  # (len(ids),): importance weights of the advantage, where the sampler is another engine
     entropy: float = 0.0  # mean over the tokens, nats
 
 
@@ -141,7 +142,7 @@ def question_at(questions: list[dict], seed: int, position: int) -> dict:
 
 def decode(tokenizer, samples) -> list[str]:
     """Response texts, without the stop id and other special tokens."""
-    return tokenizer.batch_decode([sample.ids for sample in samples], skip_special_tokens=True)
+    return [tokenizer.decode(sample.ids, skip_special_tokens=True) for sample in samples]
 
 
 def sample_groups(s: Settings, questions: list[dict], position: int, sampler, verifier: Verifier) -> list[Group]:
@@ -192,6 +193,20 @@ def score_old(policy: Policy, s: Settings, groups: list[Group]) -> None:
             row.old_logprobs, row.entropy = values[:len(row.ids)], mean
 
 
+def importance_weights(row: Row, correction: str, cap: float) -> torch.Tensor | float:
+    """Weights (len(ids),) that make up for a fresh answer drawn from the sampler's probabilities, not from the trainer's.
+
+    token: trainer / sampler probability of each token, truncated at cap (TIS). sequence: 1, or 0 for an answer whose
+    probabilities differ by more than the factor cap as a whole; long answers gather more of it. A replayed row has 1.
+    """
+    if row.replayed or correction == "none":
+        return 1.0
+    log_ratio = row.old_logprobs - torch.tensor(row.sampler_logprobs, device=row.old_logprobs.device)
+    if correction == "token":
+        return log_ratio.exp().clamp(max=cap)
+    return torch.full_like(log_ratio, float(log_ratio.sum().abs() <= math.log(cap)))
+
+
 def update(policy: Policy, optimizer, s: Settings, groups: list[Group], reference: Policy | None) -> dict[str, float]:
     """One optimizer update per `mini_batch` questions, over their fresh and replayed rows. Returns sums for metrics."""
     sums = defaultdict(float)
@@ -204,7 +219,8 @@ def update(policy: Policy, optimizer, s: Settings, groups: list[Group], referenc
             prompts, chosen = zip(*(rows[i] for i in micro))
             logprobs, mask, _ = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature)
             old_logprobs = pad_sequence([row.old_logprobs for row in chosen], batch_first=True)  # (B, T)
-            advantages = torch.tensor([row.advantage for row in chosen], device=policy.device)  # (B,)
+            advantages = pad_sequence([row.advantage * row.weights * torch.ones_like(row.old_logprobs) for row in chosen],
+                                      batch_first=True)  # (B, T)
             loss, stats = policy_loss(logprobs, old_logprobs, advantages, mask, denominator, s.clip_low, s.clip_high, s.dual_clip)
             if reference is not None:  # ablation: KL to the base model, k3 estimator
                 with torch.no_grad():
@@ -230,11 +246,16 @@ def mean(values) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
+def mismatch(fresh: list[Row]) -> np.ndarray:
+    """|sampler log-prob - old log-prob| of every fresh token."""
+    return np.concatenate([np.abs(np.subtract(row.sampler_logprobs, row.old_logprobs.cpu().numpy())) for row in fresh] or [[0.0]])
+
+
 def step_metrics(s: Settings, groups: list[Group], sums: dict[str, float]) -> dict[str, float]:
     """Metrics of one step, of fresh rows; those of replayed rows begin with replay/. README.md explains each."""
     fresh = [row for g in groups for row in g.rows if not row.replayed]
     replayed = [row for g in groups for row in g.rows if row.replayed]
-    gaps = np.concatenate([np.abs(np.subtract(row.sampler_logprobs, row.old_logprobs.cpu().numpy())) for row in fresh] or [[0.0]])
+    gaps = mismatch(fresh)
     updates, with_replay = max(sums["updates"], 1), s.replay + s.replay_failures > 0
     out = {"reward": mean(row.reward for row in fresh), "accuracy": mean(row.correct for row in fresh),
            "length": mean(len(row.ids) for row in fresh), "truncated": mean(row.finish_reason == "length" for row in fresh),
@@ -243,6 +264,9 @@ def step_metrics(s: Settings, groups: list[Group], sums: dict[str, float]) -> di
            "dead_groups_fresh": mean(not informative(g) for g in groups),
            "mismatch_mean": float(gaps.mean()), "mismatch_max": float(gaps.max()), "loss": sums["loss"] / updates,
            "grad_norm": sums["grad_norm"] / updates, "updates": sums["updates"], "skipped_updates": sums["skipped_updates"]}
+    weights = torch.cat([row.weights for row in fresh if torch.is_tensor(row.weights)] or [torch.ones(0)])
+    if len(weights):
+        out |= {"is_weight": float(weights.mean()), "is_cut": float(((weights == 0) | (weights >= s.is_cap)).float().mean())}
     if s.kl_coef:
         out["kl"] = sums["kl"] / updates
     if with_replay:
@@ -283,7 +307,7 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
     alone, so that two evaluations differ in the policy only.
     """
     seeds = [derive_seed(s.seed, "eval", q["id"]) for q in questions]
-    sampler.push(), sampler.wake()
+    sampler.wake()
     samples = sampler.generate([q["prompt_ids"] for q in questions], n, seeds, max_tokens=s.response_limit,
                                temperature=s.temperature, top_p=s.top_p, progress="evaluate")
     sampler.sleep()
@@ -313,7 +337,7 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
 
 # ---------------------------------------------------------------------------------------------------------- run folder
 
-RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers"}  # what leaves the steps done as they are
+RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction"}  # what leaves the steps done as they are
 
 
 def write_json(path: str, value) -> None:
@@ -423,6 +447,15 @@ def describe(s: Settings, questions: list[dict], policy: Policy, sampler) -> Non
     print(f"in all: {s.steps} steps = {s.steps * s.questions / len(questions):.2f} epochs of {len(questions)} questions", flush=True)
 
 
+def longest_row(policy: Policy, s: Settings, questions: list[dict]) -> int:
+    """Tokens of the longest prompt with the longest response; InputError if the model cannot take as many."""
+    longest = max(len(q["prompt_ids"]) for q in questions) + s.response_limit
+    limit = getattr(policy.config, "max_position_embeddings", longest)
+    if longest > limit:
+        raise InputError(f"--response_limit={s.response_limit}: {longest} tokens with the longest prompt, but the model ends at {limit}")
+    return longest
+
+
 def progress_line(record: dict, s: Settings, seconds: float) -> str:
     left = int((s.steps - record["step"]) * seconds)
     line = (f"step {record['step']}/{s.steps}  reward {record['reward']:+.3f}  accuracy {record['accuracy']:.3f}  "
@@ -441,14 +474,10 @@ def train(s: Settings) -> None:
     questions = load_data(s.data, s, tokenizer, verifier, "data", s.max_questions)
     held_out = load_data(s.eval_data, s, tokenizer, verifier, "eval_data") if s.eval_data else []
     policy = load_policy(model, lora_rank=s.lora_rank, lora_alpha=s.lora_alpha, device=s.device, compute_dtype=s.dtype,
-                         activation_checkpointing=s.activation_checkpointing)
-    reference = load_policy(resolve_model(s.model), device=s.device, compute_dtype=s.dtype, train=False) if s.kl_coef else None
-    optimizer = make_optimizer(policy, s.lr, s.weight_decay, s.beta1, s.beta2)
-    sampler = TorchSampler(policy, s.sampler_rows)
-    longest = max(len(q["prompt_ids"]) for q in questions + held_out) + s.response_limit
-    if longest > getattr(policy.config, "max_position_embeddings", longest):
-        raise InputError(f"--response_limit={s.response_limit}: {longest} tokens with the longest prompt, but the model ends "
-                         f"at {policy.config.max_position_embeddings}")
+                         load_4bit=s.load_4bit, activation_checkpointing=s.activation_checkpointing)
+    reference = load_policy(resolve_model(s.model), load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False) if s.kl_coef else None
+    optimizer = make_optimizer(policy, s.lr, s.weight_decay, s.beta1, s.beta2, s.optimizer_8bit)
+    sampler = make_sampler(policy, s, longest_row(policy, s, questions + held_out))
     pool = None
     if s.pool:
         pool = Pool(s.pool, readonly=True, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit)
@@ -485,11 +514,12 @@ def train(s: Settings) -> None:
         clock, verified = [time.perf_counter()], Counter(verifier.counts)
 
         # 1-2. sample G fresh rollouts per question from the current policy, and verify them
-        groups, batches = [], 0
-        sampler.push(), sampler.wake()
-        while len(groups) < s.questions and batches < (s.dynamic_tries if s.dynamic_sampling else 1):
+        groups, sampled = [], []
+        sampler.wake()  # vLLM takes over the policy's weights here
+        while len(groups) < s.questions and len(sampled) < (s.dynamic_tries if s.dynamic_sampling else 1):
             fresh = sample_groups(s, questions, position, sampler, verifier)
-            position, batches = position + s.questions, batches + 1
+            position += s.questions
+            sampled.append(mean(row.correct for group in fresh for row in group.rows))
             groups += [group for group in fresh if informative(group)] if s.dynamic_sampling else fresh  # ablation: DAPO
         groups = groups[:s.questions]  # whole groups
         sampler.sleep()
@@ -511,6 +541,11 @@ def train(s: Settings) -> None:
 
         # 5. old log-probs of all rows under the current policy
         score_old(policy, s, groups)
+        if sampler.name == "vllm":  # every answer proves the weight swap
+            canary(mismatch([row for row in rows if not row.replayed]), policy, s.temperature)
+        correction = s.is_correction if s.is_correction != "auto" else "token" if sampler.name == "vllm" else "none"
+        for row in rows:  # ablation: sampler and trainer taken for one (--is_correction=none)
+            row.weights = importance_weights(row, correction, s.is_cap)
         clock.append(time.perf_counter())
 
         # 6. one optimizer update per mini-batch of questions
@@ -521,7 +556,7 @@ def train(s: Settings) -> None:
         clock.append(time.perf_counter())
 
         # 7. log and evaluate
-        record = {**step_metrics(s, groups, sums), "lr": lr, "position": position, "sampled_batches": batches,
+        record = {**step_metrics(s, groups, sums), "lr": lr, "position": position, "sampled_batches": len(sampled), "sampled_accuracy": mean(sampled),
                   **{f"verify/{kind}": n for kind, n in sorted((Counter(verifier.counts) - verified).items())}}
         last, records = step == s.steps, []
         if held_out and (last or step % s.eval_every == 0):
@@ -559,11 +594,11 @@ def collect(s: Settings) -> None:
     os.makedirs(os.path.dirname(s.pool) or ".", exist_ok=True)
     with Pool(s.pool, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit) as pool:
         done = open_done(s, model)
-        policy = load_policy(model, device=s.device, compute_dtype=s.dtype, train=False)
-        sampler = TorchSampler(policy, s.sampler_rows)
+        policy = load_policy(model, load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False)
+        sampler = make_sampler(policy, s, longest_row(policy, s, questions))
         todo = [q for q in questions if q["id"] not in done]
         print(f"collect: {s.samples} samples of {len(todo)} questions ({len(questions) - len(todo)} done before)", flush=True)
-        sampler.push(), sampler.wake()
+        sampler.wake()
         size = max(1, s.sampler_rows // s.samples)
         bar = tqdm(total=len(todo), desc="collect", unit="question", disable=None)
         for batch in (todo[i:i + size] for i in range(0, len(todo), size)):
@@ -637,8 +672,8 @@ def evaluate_command(s: Settings) -> None:
     model = resolve_model(s.model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
     questions = load_data(s.data, s, load_tokenizer(model), verifier, "data", s.max_questions)
-    policy = load_policy(model, device=s.device, compute_dtype=s.dtype, train=False)
-    sampler = TorchSampler(policy, s.sampler_rows)
+    policy = load_policy(model, load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False)
+    sampler = make_sampler(policy, s, longest_row(policy, s, questions))
     metrics, records = evaluate(s, questions, s.samples, sampler, verifier)
     print_scores(metrics, s.samples)
     if s.out:

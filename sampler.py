@@ -1,22 +1,32 @@
 """sampler.py: where responses come from. One small surface, used by train, collect and eval:
 
-    push()      take over the policy's weights
-    wake()      claim the sampler's memory     \  around generate(), so that sampler and trainer can
-    sleep()     free it                        /   take turns on one GPU
+    wake()      claim the sampler's memory and take over the policy's weights   \  around generate(), so that sampler
+    sleep()     free the memory                                                 /   and trainer share one GPU
     generate()  prompts of token ids -> n Samples each
     close()     end it
 
+TorchSampler is plain PyTorch on the trainer's own weights. VLLMSampler is vLLM in the trainer's process; each wake()
+swaps the weights, and the first answers after it prove that the swap was right (the canary).
+
 Legend: P prompts, B rows decoded together, V vocabulary, H hidden size.
 """
+import contextlib
+import copy
+import importlib.util
+import os
+import random
+import tempfile
+import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from model import Policy, logits
+from data import InputError
+from model import Policy, logits, response_logprobs
 
 
 @dataclass
@@ -140,3 +150,244 @@ def draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[t
     # first id whose cumulative probability exceeds the goal; an id of probability zero never does
     ids = torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=z.shape[-1] - 1)
     return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- vLLM
+
+
+def make_sampler(policy: Policy, s, longest: int):
+    """The sampler that --sampler asks for, with a line that says which and why. longest: tokens of prompt + response."""
+    found = importlib.util.find_spec("vllm") is not None
+    if s.sampler == "vllm" and not found:
+        raise InputError("--sampler=vllm: vLLM is not installed; pip install -r requirements.txt, or use --sampler=torch")
+    if s.sampler == "torch" or not found or (s.sampler == "auto" and policy.device.type == "cpu"):
+        why = ("--sampler=torch" if s.sampler == "torch" else "vLLM is not installed" if not found else
+               "on a CPU vLLM is used only when asked for, with --sampler=vllm")
+        print(f"sampler: plain PyTorch ({why})", flush=True)
+        return TorchSampler(policy, s.sampler_rows)
+    start = time.perf_counter()
+    sampler = VLLMSampler(policy, longest, rows=s.sampler_rows, memory_fraction=s.gpu_memory_fraction, push=s.push)
+    swap = "adapters" if sampler.serves_adapter else "all weights" + (", LoRA merged in" if policy.lora else "")
+    print(f"sampler: vLLM in this process ({'asked for' if s.sampler == 'vllm' else 'a GPU and vLLM are there'}), swaps "
+          f"{swap}; built in {time.perf_counter() - start:.0f} s", flush=True)
+    return sampler
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that FSDP2 may have sharded. A collective: all ranks ask for the same ones in the same order."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+@torch.no_grad()
+def plain_weights(policy: Policy, shapes: dict[str, torch.Size], merge: bool = True):
+    """The policy as the plain model of its architecture: (name, tensor) for every entry of `shapes`, one at a time.
+
+    Names of tied weights are all there: an engine that gets the embedding alone keeps a stale head, and says nothing.
+    LoRA is merged out of place, W + scale * B A in float32: the base is never written, so it cannot drift. A 4-bit base
+    is dequantised to a copy. merge=False leaves LoRA out. Raises InputError where a tensor is not what the engine needs.
+    """
+    base = policy.model.get_base_model() if policy.lora else policy.model
+    for name, shape in shapes.items():
+        path, _, key = name.rpartition(".")
+        module = base.get_submodule(path)
+        layer = getattr(module, "base_layer", module)  # peft puts its layer around the plain one
+        tensor = getattr(layer, key).detach()
+        if hasattr(tensor, "quant_state"):
+            import bitsandbytes
+
+            tensor = bitsandbytes.functional.dequantize_4bit(tensor.data, tensor.quant_state)
+        tensor = whole(tensor)
+        if merge and key == "weight" and layer is not module:
+            for adapter in module.active_adapters:
+                a, b = (whole(side[adapter].weight).float() for side in (module.lora_A, module.lora_B))
+                tensor = tensor.float() + module.scaling[adapter] * (b @ a)
+        if layer in (policy.head, base.get_input_embeddings()):
+            tensor = tensor[:policy.vocab]  # the ids beyond are masked in the trainer; the engine does not have them
+        if tensor.shape != shape or not tensor.is_floating_point():
+            raise InputError(f"weight swap: {name} is {tuple(tensor.shape)} of {tensor.dtype}, the engine needs floats of {tuple(shape)}")
+        yield name, tensor.to(policy.compute_dtype)
+
+
+@contextlib.contextmanager
+def globals_kept():
+    """vLLM reseeds the global generators and replaces torch.set_num_threads on a CPU: put back what was there."""
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    yield
+    torch.set_num_threads = set_threads
+    torch.set_num_threads(threads)
+    random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def refuse_expandable_segments(environment) -> None:
+    """vLLM's sleep mode takes memory from CUDA in a way that expandable segments break."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "expandable_segments:true" in environment.get(name, "").lower().replace(" ", ""):
+            raise InputError(f"{name}={environment[name]}: vLLM cannot free its memory with expandable_segments; unset it, "
+                             "or use --sampler=torch")
+
+
+def canary(gaps: np.ndarray, policy: Policy, temperature: float) -> tuple[float, float]:
+    """Mean and largest |gap| of sampler and trainer log-probs of the same tokens; InputError beyond what numerics explain.
+
+    The limit is on the mean: single tokens may differ by more than 1 in bfloat16, where rare ones sit in the tail.
+    float32 on a CPU: 1e-5 on tiny models, 1e-4 on SmolLM2 with long answers, so 1e-3 leaves room and still sees a layer
+    that missed a few updates. bfloat16, with other kernels in the engine: 0.01 to 0.03 is usual, 0.1 is not; that sees
+    weights that never arrived (whole nats), but not one stale layer after an update at lr 1e-6. Temperature divides
+    logits and so their errors.
+    """
+    gaps = np.abs(gaps)
+    mean, largest = float(gaps.mean()), float(gaps.max())
+    exact = policy.compute_dtype == torch.float32 and policy.device.type == "cpu"
+    limit = (1e-3 if exact else 0.1) / min(temperature or 1.0, 1.0)
+    if not mean <= limit:  # NaN fails as well
+        raise InputError(f"canary: log-probs of vLLM and of the trainer differ by {mean:.2g} nats per token, {largest:.2g} at "
+                         f"most; rounding explains {limit:.2g}. vLLM does not sample from the policy: weights or an adapter "
+                         "did not arrive, or its cache is stale. Nothing was trained on these answers; --sampler=torch goes on")
+    return mean, largest
+
+
+class VLLMSampler:
+    """vLLM in the trainer's own process, hence no child processes. Same surface and samples' meaning as TorchSampler.
+
+    The engine never reads a checkpoint: it starts with dummy weights and has no answer before the first push. Its
+    vocabulary ends where the tokenizer's does. longest: tokens of prompt + response; rows: decoded at a time;
+    memory_fraction: of the GPU, for weights and KV cache while awake; push: "merged" weights or the "adapter" alone.
+    """
+
+    name = "vllm"
+
+    def __init__(self, policy: Policy, longest: int, rows: int = 256, memory_fraction: float = 0.4, push: str = "merged"):
+        self.policy, self.on_gpu = policy, policy.device.type == "cuda"
+        self.serves_adapter = push == "adapter"
+        if self.serves_adapter and not policy.lora:
+            raise InputError("--push=adapter: there is no adapter; it needs --lora_rank")
+        # level 2 drops the engine's weights, the next wake brings all of them; an adapter alone needs the base kept (1)
+        self.level, self.request, self.pushes = 1 if self.serves_adapter else 2, None, 0
+        self.proven, self.mismatch, self.swap_seconds = False, (0.0, 0.0), 0.0
+        if self.on_gpu:
+            refuse_expandable_segments(os.environ)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it leaves torch with one thread
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        with globals_kept():
+            self._build(longest, rows, memory_fraction)
+        self._check_names()
+        if self.serves_adapter:
+            self._reload(merge=False)
+        self.sleep()
+
+    def _build(self, longest: int, rows: int, memory_fraction: float) -> None:
+        """(1) The engine, from the policy's architecture alone."""
+        from vllm import LLM
+
+        config = copy.deepcopy(self.policy.config)
+        config.vocab_size, config.dtype, config.pad_token_id = self.policy.vocab, self.policy.compute_dtype, None
+        if hasattr(config, "quantization_config"):  # a 4-bit base is pushed dequantised
+            del config.quantization_config
+        with torch.device("meta"):
+            plain = AutoModelForCausalLM.from_config(config)
+        config.architectures = [type(plain).__name__]
+        self.shapes = {name: tensor.shape for name, tensor in plain.state_dict().items()}
+        options = {}
+        if self.serves_adapter:
+            rank = next(iter(self.policy.model.peft_config.values())).r
+            options |= dict(enable_lora=True, max_loras=1, max_lora_rank=next(r for r in (8, 16, 32, 64, 128, 256, 512) if r >= rank))
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            options |= dict(distributed_executor_backend="external_launcher")  # one engine per rank, on the trainer's group
+        if self.on_gpu:
+            options |= dict(enable_sleep_mode=True, gpu_memory_utilization=memory_fraction)
+        else:  # no sleep mode, no graphs
+            options |= dict(enforce_eager=True, kv_cache_memory_bytes=1 << 30)
+        with tempfile.TemporaryDirectory() as folder:
+            config.save_pretrained(folder)
+            self.llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",
+                           dtype=str(self.policy.compute_dtype)[6:], max_model_len=longest, max_num_seqs=rows,
+                           enable_prefix_caching=True, logprobs_mode="processed_logprobs", seed=0, **options)
+
+    def _check_names(self) -> None:
+        """Every weight of the engine must be in what push() sends; one left out would keep its old value without a word."""
+        packed, names = self.llm.apply_model(lambda model: (getattr(model, "packed_modules_mapping", {}),
+                                                            [name for name, _ in model.named_parameters()]))[0]
+        for name in names:
+            name = name.replace(".base_layer.", ".")
+            path, module, key = ["", *name.rsplit(".", 2)][-3:]
+            parts = [f"{path}.{part}.{key}" for part in packed.get(module, [])] or [name]  # q_proj, k_proj, v_proj -> qkv_proj
+            if ".lora_" not in name and not set(parts) <= set(self.shapes):
+                raise InputError(f"vLLM's {name} is no weight of {self.policy.config.model_type} in transformers; use --sampler=torch")
+
+    def _reload(self, merge: bool) -> None:
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(self.policy, self.shapes, merge)})
+
+    def push(self) -> None:
+        """(2) Send the policy's weights, or its adapter, into the engine. wake() calls this."""
+        self.pushes += 1
+        if not self.serves_adapter:
+            self._reload(merge=True)
+            return
+        from vllm.lora.request import LoRARequest
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.policy.model.save_pretrained(folder)
+            if self.request is not None:
+                self.llm.llm_engine.remove_lora(self.request.lora_int_id)
+            # ever new names and ids: under a known one the engine goes on with the adapter, and the cache, that it has
+            self.request = LoRARequest(f"push-{self.pushes}", self.pushes, folder)
+            if not self.llm.llm_engine.add_lora(self.request):
+                raise RuntimeError("vLLM did not load the adapter")
+
+    def wake(self) -> None:
+        """Memory for the weights, the weights, then memory for the KV cache, so that copies in flight have room."""
+        start = time.perf_counter()
+        self._free()
+        self.llm.wake_up(tags=["weights"])
+        self.push()
+        if not self.llm.reset_prefix_cache():  # keys and values of the old weights
+            raise RuntimeError("vLLM kept its prefix cache: a request is still running")
+        self._free()
+        self.llm.wake_up(tags=["kv_cache"])
+        self.proven, self.swap_seconds = False, time.perf_counter() - start
+
+    def sleep(self) -> None:
+        self.llm.sleep(level=self.level)
+
+    def _free(self) -> None:
+        if self.on_gpu:  # vLLM maps memory that torch's cache does not know of: give back what is only cached
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+
+    def generate(self, prompts: list[list[int]], n: int, seeds: list[int], *, max_tokens: int, temperature: float,
+                 top_p: float = 1.0, progress: str | None = None) -> list[list[Sample]]:
+        """(3) As TorchSampler.generate. Sample i has seed + i: seeds must be far apart, as derive_seed's are."""
+        from vllm import SamplingParams
+
+        copies = n if temperature > 0 else min(n, 1)  # greedy samples are all the same one
+        if not copies or not prompts:
+            return [[] for _ in prompts]
+        params = [SamplingParams(n=copies, seed=seed, temperature=temperature, top_p=top_p, max_tokens=max_tokens, logprobs=0,
+                                 stop_token_ids=self.policy.stop_ids, ignore_eos=True, detokenize=False) for seed in seeds]
+        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=bool(progress),
+                                    lora_request=self.request)
+        samples = [[Sample(list(x.token_ids), x.finish_reason, [top[i].logprob for i, top in zip(x.token_ids, x.logprobs)])
+                    for x in output.outputs] for output in outputs]
+        if not self.proven:
+            self._prove(prompts, samples, temperature, top_p)
+        return [(group * n)[:n] for group in samples]
+
+    @torch.no_grad()
+    def _prove(self, prompts, samples, temperature, top_p) -> None:
+        """(4) The canary: one answer to each of 8 prompts, spread over the batch, must have the trainer's log-probs."""
+        chosen = np.unique(np.linspace(0, len(prompts) - 1, 8).astype(int))
+        gaps = []
+        for p in chosen:  # one at a time: long answers at 7B fit
+            x = samples[p][0]
+            ours = response_logprobs(self.policy, [prompts[p]], [x.ids], temperature or 1.0)[0][0].cpu().numpy()
+            gap = np.array(x.logprobs) - ours
+            gaps.append(gap - gap.clip(0, -np.log(top_p)))  # top_p < 1 renormalises what is left: by at most -log(top_p)
+        self.mismatch, self.proven = canary(np.concatenate(gaps), self.policy, temperature), True
