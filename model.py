@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from data import InputError
@@ -104,12 +104,12 @@ def stop_ids(model, tokenizer) -> list[int]:
     return ids
 
 
-def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, device: str = "auto", compute_dtype: str = "auto",
-                activation_checkpointing: bool = False, train: bool = True) -> Policy:
+def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bit: bool = False, device: str = "auto",
+                compute_dtype: str = "auto", activation_checkpointing: bool = False, train: bool = True) -> Policy:
     """Load a Hugging Face causal LM, or a peft adapter on its base, from a folder or by hub name.
 
     Trainable weights are float32 whatever the checkpoint holds: at lr 1e-6, bfloat16 AdamW moves 2% of the weights in
-    20 steps. A frozen base (LoRA) is kept in compute_dtype. Dropout is off throughout, so that old and new log-probs
+    20 steps. A frozen base (LoRA) is kept in compute_dtype, or with load_4bit in NF4 (QLoRA). Dropout is off throughout, so that old and new log-probs
     come from the same function. Raises InputError where the model cannot be loaded or its head is not a plain matrix.
     """
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
@@ -119,9 +119,14 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, device: 
     tokenizer = load_tokenizer(path)
     path = os.path.abspath(path) if os.path.isdir(path) else path  # an adapter names its base for good
     adapter = adapter_base(path)
-    base, full = adapter or path, train and not lora_rank and not adapter
+    base, full, options = adapter or path, train and not lora_rank and not adapter, {}
+    if load_4bit:
+        if full:
+            raise InputError("--load_4bit: 4-bit weights do not train; add --lora_rank=32, or start from an adapter")
+        options = dict(device_map={"": device}, quantization_config=BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype))
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if full else dtype)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if full else dtype, **options)
     except (OSError, ValueError) as e:
         raise InputError(f"--model={base}: cannot load this model: {str(e).splitlines()[0]}") from None
     stops = stop_ids(model, tokenizer)
@@ -269,8 +274,13 @@ def micro_batches(lengths: list[int], token_budget: int) -> list[list[int]]:
 # ----------------------------------------------------------------------------------------------------------- optimizer
 
 
-def make_optimizer(policy: Policy, lr: float, weight_decay: float, beta1: float, beta2: float) -> torch.optim.AdamW:
-    """AdamW on float32 master weights."""
+def make_optimizer(policy: Policy, lr: float, weight_decay: float, beta1: float, beta2: float, eight_bit: bool = False):
+    """AdamW on float32 master weights. eight_bit keeps its moments in 8 bits, on a GPU in pages that the host may take."""
+    if eight_bit:
+        from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+
+        kind = PagedAdamW8bit if policy.device.type == "cuda" else AdamW8bit
+        return kind(policy.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=weight_decay)
     return torch.optim.AdamW(policy.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
 
 

@@ -1,8 +1,8 @@
 """sampler.py: where responses come from. One small surface, used by train, collect and eval:
 
-    wake()      claim the sampler's memory and take over the policy's weights   \  around generate(), so that sampler
-    sleep()     free the memory                                                 /   and trainer share one GPU
+    wake()      claim the sampler's memory and take over the policy's weights
     generate()  prompts of token ids -> n Samples each
+    sleep()     free the memory: sampler and trainer take turns on one GPU
     close()     end it
 
 TorchSampler is plain PyTorch on the trainer's own weights. VLLMSampler is vLLM in the trainer's process; each wake()

@@ -26,6 +26,7 @@ class Settings:
     model: str = option("", "tce", "model", "folder or hub name of a causal LM, an adapter folder, or a run folder (its newest checkpoint)")
     lora_rank: int = option(0, "t", "model", "rank of LoRA adapters on every matrix but the head; 0 trains all weights", 0)
     lora_alpha: int = option(32, "t", "model", "LoRA scale: the update is alpha / rank * B A", 1)
+    load_4bit: bool = option(False, "tce", "model", "QLoRA: the frozen base in 4 bits (NF4, bitsandbytes), with --lora_rank or an adapter")
     device: str = option("auto", "tce", "model", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option("auto", "tce", "model", "of activations (auto: bfloat16 on a GPU); weights that train are float32", choices=("auto", "float32", "bfloat16"))
     activation_checkpointing: bool = option(False, "t", "model", "recompute activations in the backward pass: less memory, a third more time")
@@ -42,7 +43,10 @@ class Settings:
     top_p: float = option(1.0, "tce", "rollout", "nucleus sampling: the likeliest ids up to this probability (not in train)", 1e-9, 1)
     dynamic_sampling: bool = option(False, "t", "rollout", "DAPO: sample on until P groups have fresh rollouts both right and wrong")
     dynamic_tries: int = option(10, "t", "rollout", "batches of P questions to try per step under dynamic sampling", 1)
-    sampler_rows: int = option(256, "tce", "rollout", "responses decoded at a time by the plain PyTorch sampler", 1)
+    sampler: str = option("auto", "tce", "rollout", "where answers come from (auto: vLLM on a GPU that has it, else plain PyTorch)", choices=("auto", "torch", "vllm"))
+    sampler_rows: int = option(256, "tce", "rollout", "responses decoded at a time", 1)
+    gpu_memory_fraction: float = option(0.4, "tce", "rollout", "of the GPU's memory, for vLLM's weights and KV cache while it samples", 0.01, 0.99)
+    push: str = option("merged", "tce", "rollout", "what vLLM gets of LoRA each step: weights with it merged in, or the adapter to apply", choices=("merged", "adapter"))
 
     pool: str = option("", "tc", "replay", "JSONL file of verified answers: train draws from it, collect fills it")
     replay: int = option(0, "t", "replay", "M: stored answers added to each question's group; 0 is the GRPO baseline", 0)
@@ -61,6 +65,8 @@ class Settings:
     clip_low: float = option(0.2, "t", "loss", "eps_low: ratios are clipped below 1 - this", 0, 1)
     clip_high: float = option(0.28, "t", "loss", "eps_high: ratios are clipped above 1 + this", 0)
     dual_clip: float = option(10.0, "t", "loss", "c: with a negative advantage a token's loss is at most c |A|", 1)
+    is_correction: str = option("auto", "t", "loss", "of the gap between sampler and trainer, on fresh answers (auto: token with vLLM, else none; the paper has none)", choices=("auto", "none", "token", "sequence"))
+    is_cap: float = option(2.0, "t", "loss", "token: largest weight trainer / sampler probability; sequence: answers off by more than this factor are left out", 1)
     kl_coef: float = option(0.0, "t", "loss", "weight of a KL penalty to --model (k3 estimator); 0 is off", 0)
 
     lr: float = option(1e-6, "t", "optimizer", "AdamW learning rate after warm-up", 0)
@@ -68,6 +74,7 @@ class Settings:
     weight_decay: float = option(0.1, "t", "optimizer", "AdamW weight decay", 0)
     beta1: float = option(0.9, "t", "optimizer", "AdamW beta1", 0, 0.9999)
     beta2: float = option(0.999, "t", "optimizer", "AdamW beta2", 0, 0.99999)
+    optimizer_8bit: bool = option(False, "t", "optimizer", "AdamW with its moments in 8 bits (bitsandbytes; paged to host memory on a GPU)")
     grad_clip: float = option(1.0, "t", "optimizer", "largest norm of the gradient", 1e-9)
     micro_tokens: int = option(32768, "t", "optimizer", "tokens of a micro-batch, padding included; lower it when memory runs out", 1)
 
