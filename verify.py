@@ -162,8 +162,7 @@ def trim(s):
         before, s = s, s.strip().strip("\u200b\ufeff")
         if s[-1:] in tuple(".,;:") and s[-2:-1] not in ("\\", "."):
             s = s[:-1]
-        if s[-1:] == "\\" and s[-2:-1] != "\\":               # what is left of a final `\\ ` or `\\,`
-            s = s[:-1]
+        s = s.rstrip("\\")              # of a final `\\ `, `\\,` or line break
         for left, right in EDGES:      # one side may stand alone: the other was outside the line
             s = s.removeprefix(left)
             s = s[:-len(right)] if s.endswith(right) and s[-len(right) - 1:-len(right)] != "\\" else s
@@ -210,7 +209,7 @@ def latex(s):
 
 
 UNITS = {}                             # spelling -> one name; the name "" is no unit at all
-for _names in """cm centimeter centimeters centimetre centimetres|mm millimeter millimeters millimetre millimetres
+for _names in """cm cms centimeter centimeters centimetre centimetres|mm millimeter millimeters millimetre millimetres
 m meter meters metre metres|km kilometer kilometers kilometre kilometres|in inch inches|ft foot feet|yd yard yards
 mi mile miles|mph|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months
 yr year years|g gram grams|kg kilogram kilograms|mg milligram milligrams|lb lbs pound pounds|oz ounce ounces|ton tons
@@ -253,6 +252,8 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"(?<=[0-9])(?:\{,\}|,\\!|\\,|\\!|\\;)(?=[0-9]{3}(?![0-9]))", ""),                      # 10{,}000
     (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", r"\\degree "),
     (r"\\degree\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?([CF])(?![A-Za-z])\s*\}?", r"\\degree \1"),
+    (r"(?<=[0-9]) ?x ?(?=10 ?(?:\^|\*\*))", r"\\times "),
+    (r"per cent\b", "percent"),
     (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
     (r"\s*(?:\\text\s*\{)?\s*\(?\s*(?:in )?\s*base[ -]?(?:\\text\{)?([0-9]+|[a-z]+)\s*\)?\s*\}?\s*\)?$", r"_{\1}"),
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
@@ -819,7 +820,7 @@ class Parser:
                 f = mul(sign, scalar(self.powers()))
                 factors.append(f if op == "*" else inverse(f))
             elif self.kind in STARTS and not (self.kind == "|" and self.bars) and \
-                    (self.kind not in ("num", "base") or factors[-1][0] == "unit" and factors[-1][1] in MONEY.values()):
+                    (self.kind != "num" or len(factors) == 1 and factors[0][0] == "unit" and factors[0][1] in MONEY.values()):
                 factors.append(self.powers())
             else:
                 break
@@ -1104,6 +1105,8 @@ def as_region(v):
         return merge(v[1:])
     if v[0] == "tuple" and len(v) == 3 and v[1][0] in EXPRESSION and v[2][0] in EXPRESSION:
         return merge([("int", v[1], v[2], False, False)])
+    if v[0] == "set" and all(x[0] == "union" for x in v[1:]):
+        return merge([i for x in v[1:] for i in x[1:]])
     if v[0] == "set" and all(x[0] in EXPRESSION for x in v[1:]):
         return merge([("int", x, x, True, True) for x in v[1:]])
     if v[0] == "or":
@@ -1136,11 +1139,18 @@ def solved(v, x):
         d = add(a, neg(b))
         at = [walk(d, lambda t, k=k: num(k) if t == x else t) for k in (0, 1)]
         slope = add(at[1], neg(at[0]))
-        if slope[0] != "num" or slope == ZERO or not zero(d, add(at[0], mul(slope, x)), False):
+        if slope[0] != "num" or slope == ZERO or not linear(d, at[0], slope, x):
             return None
         bound = mul(neg(at[0]), inverse(slope))
         pairs.append((op, x, bound) if slope[1] > 0 else (op, bound, x))
     return as_region(("rel", *pairs)) if pairs != list(v[1:]) else None
+
+
+def linear(d, constant, slope, x):
+    try:
+        return zero(d, add(constant, mul(slope, x)), False)
+    except Hard:
+        return False
 
 
 def less(a, b):
@@ -1587,7 +1597,7 @@ def numeric_zero(g, a):
 # The decision for a pair of texts.
 
 INTEGER = re.compile(r"\s*\$?\s*([+-]?[0-9]{1,400})\s*\$?\s*\.?\s*")
-CHOICE = re.compile(r"(?:(?:option|choice|answer)\s)?\s*[({]*\s*([A-J])\s*[)}]*\s*[).:]?\s*([^A-Z]*)", re.I)
+CHOICE = re.compile(r"(?:option |choice )?(?:\(?([A-J])[).:]? ?|\(([A-J])\)[.:]? ?(\S.*)|([A-J])[).:] ?(\S.*))")
 MATHS = re.compile(r"[\\^_{}=<>+*/]")
 
 
@@ -1686,11 +1696,12 @@ def compare(answer, gold, deep):
 def choice(answer, gold):
     """Choice letters: `(C)`, `C`, `C. 42`, `Option C`. None: this isn't about choices."""
     g, a = CHOICE.fullmatch(words(gold)), CHOICE.fullmatch(words(answer))
-    if not g or g[2] or not a or not g[1].isupper() or not a[1].isupper():
+    if not g or not g[1] or not a:
         return None
-    if a[2] and (a[1] + a[2] in words(answer) or read(a[2])[1] or kind_of(read(a[2])[0]) != "expression"):
-        return None                    # `C42` or more than a value after the letter
-    return g[1] == a[1]
+    value = a[3] or a[5]               # after the letter one value may stand, nothing that could be a second choice
+    if value and (not re.match(r"-?[0-9\\]", value) or read(value)[1] or kind_of(read(value)[0]) != "expression"):
+        return None
+    return g[1] == (a[1] or a[2] or a[4])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
