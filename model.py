@@ -145,6 +145,8 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
             module.p = 0.0
         elif isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
+        elif hasattr(module, "support_avx512bf16_for_cpu"):  # 4-bit: on some CPUs bitsandbytes would repack the weights in
+            module.support_avx512bf16_for_cpu = False  # place for inference, rounded and in an order nothing else reads
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.to(device).train(activation_checkpointing)  # checkpointing acts in train mode only; without dropout both agree

@@ -191,7 +191,7 @@ def plain_weights(policy: Policy, shapes: dict[str, torch.Size], merge: bool = T
         path, _, key = name.rpartition(".")
         module = base.get_submodule(path)
         layer = getattr(module, "base_layer", module)  # peft puts its layer around the plain one
-        tensor = getattr(layer, key).detach()
+        tensor = getattr(layer, key)
         if hasattr(tensor, "quant_state"):
             import bitsandbytes
 
@@ -372,8 +372,9 @@ class VLLMSampler:
             return [[] for _ in prompts]
         params = [SamplingParams(n=copies, seed=seed, temperature=temperature, top_p=top_p, max_tokens=max_tokens, logprobs=0,
                                  stop_token_ids=self.policy.stop_ids, ignore_eos=True, detokenize=False) for seed in seeds]
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=bool(progress),
-                                    lora_request=self.request)
+        with globals_kept():  # its CPU kernel takes from torch's global generator, beside the seeds
+            outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=bool(progress),
+                                        lora_request=self.request)
         samples = [[Sample(list(x.token_ids), x.finish_reason, [top[i].logprob for i, top in zip(x.token_ids, x.logprobs)])
                     for x in output.outputs] for output in outputs]
         if not self.proven:

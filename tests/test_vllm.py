@@ -1,0 +1,264 @@
+"""sampler.py against the real vLLM engine, on a CPU: bash tests/run.sh vllm. Skipped where vLLM is not installed."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+pytest.importorskip("vllm", reason="needs the real engine: bash tests/run.sh vllm")
+
+from conftest import ROOT, refused, run  # noqa: E402
+
+import model as M  # noqa: E402
+import rlep  # noqa: E402
+import sampler as S  # noqa: E402
+import settings  # noqa: E402
+import tiny  # noqa: E402
+from data import InputError  # noqa: E402
+
+PROMPTS = [[2, 13, 3, 12, 4, 15], [5, 12, 6, 15], [7 + i % 9 for i in range(150)]]  # the last one fills a cache block
+SMALL = dict(max_tokens=24, temperature=0.8)
+
+
+def save_model(folder, tied=True, extra_vocab=0, **config):
+    """A random Qwen2 with heads of 32, the smallest that vLLM's CPU attention takes."""
+    tokenizer = tiny.make_tokenizer()
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**dict(
+        vocab_size=len(tokenizer) + extra_vocab, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=tied, initializer_range=0.3, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id) | config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """engine(push=, of load_policy..., of save_model...) -> sampler on a fresh random policy, closed after the test."""
+    made = []
+
+    def make(push="merged", lora_rank=0, load_4bit=False, compute_dtype="float32", **model):
+        policy = M.load_policy(save_model(tmp_path / "model", **model), lora_rank=lora_rank, load_4bit=load_4bit, device="cpu",
+                               compute_dtype=compute_dtype)
+        made.append(S.VLLMSampler(policy, 200, rows=64, push=push))
+        return made[0]
+    yield make
+    for sampler in made:
+        sampler.close()
+
+
+def sample(sampler, seed=0, n=4, **options):
+    seeds = [M.derive_seed(seed, i) for i in range(len(PROMPTS))]
+    sampler.wake()
+    samples = sampler.generate(PROMPTS, n, seeds, **SMALL | options)
+    sampler.sleep()
+    return samples
+
+
+def gaps(policy, samples):
+    """Sampler minus trainer log-probs of every token."""
+    out = []
+    for prompt, group in zip(PROMPTS, samples):
+        with torch.no_grad():
+            ours = M.response_logprobs(policy, [prompt] * len(group), [x.ids for x in group], SMALL["temperature"])[0]
+        out += [torch.tensor(x.logprobs) - row[:len(x.ids)] for x, row in zip(group, ours)]
+    return torch.cat(out)
+
+
+def train_step(policy, optimizer, samples):
+    """A step away from the sampled answers; large enough that every weight matters."""
+    for prompt, group in zip(PROMPTS, samples):
+        logprobs, mask, _ = M.response_logprobs(policy, [prompt] * len(group), [x.ids for x in group], SMALL["temperature"])
+        (logprobs.sum() / mask.sum()).backward()
+    assert M.optimizer_step(policy, optimizer, 1.0) > 0
+
+
+def moved(sampler, steps=1, lr=1e-2):
+    """Train the policy for some steps on the sampler's answers; the engine then holds older weights."""
+    optimizer = M.make_optimizer(sampler.policy, lr, 0.0, 0.9, 0.999)
+    for step in range(steps):
+        train_step(sampler.policy, optimizer, sample(sampler, step))
+
+
+# ---------------------------------------------------------------------------------------------------------------- equal
+
+KINDS = {"tied, padded vocabulary": dict(extra_vocab=45), "untied": dict(tied=False, extra_vocab=45),
+         "LoRA merged, tied": dict(lora_rank=4), "LoRA merged, untied": dict(lora_rank=4, tied=False),
+         "LoRA adapter": dict(lora_rank=4, push="adapter"),
+         "QLoRA merged": dict(lora_rank=8, load_4bit=True), "QLoRA adapter": dict(lora_rank=8, load_4bit=True, push="adapter")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_equal_the_trainers_before_and_after_training(engine, kind):
+    sampler = engine(**KINDS[kind])
+    policy, worst, seen = sampler.policy, [], []
+    optimizer = M.make_optimizer(policy, 2e-2, 0.1, 0.9, 0.999)
+    for step in range(4):
+        samples = sample(sampler, step)
+        gap = gaps(policy, samples)
+        worst.append(float(gap.abs().max()))
+        assert sampler.mismatch[1] <= worst[-1] + 1e-6  # the canary looked at some of the same tokens
+        seen.append(samples)
+        train_step(policy, optimizer, samples)
+    print(f"{kind}: largest difference after 0, 1, 2, 3 steps: " + ", ".join(f"{w:.1e}" for w in worst))
+    assert max(worst) < 1e-4
+    assert gaps(policy, seen[-1]).abs().mean() > 0.02  # the steps were no small ones
+    flat = [x for samples in seen for group in samples for x in group]
+    assert all(max(x.ids) < policy.vocab for x in flat)
+    assert {x.finish_reason for x in flat} == {"stop", "length"}
+    for x in flat:
+        assert len(x.ids) == len(x.logprobs)
+        assert (x.ids[-1] in policy.stop_ids) == (x.finish_reason == "stop") and not set(x.ids[:-1]) & set(policy.stop_ids)
+
+
+def test_greedy_is_the_plain_samplers_and_nucleus_is_proven_too(engine):
+    sampler = engine(extra_vocab=45)
+    moved(sampler)
+    sampler.wake()
+    ours = sampler.generate(PROMPTS, 2, [1, 2, 3], max_tokens=24, temperature=0)
+    plain = S.TorchSampler(sampler.policy).generate(PROMPTS, 2, [1, 2, 3], max_tokens=24, temperature=0)
+    assert [[x.ids for x in group] for group in ours] == [[x.ids for x in group] for group in plain]
+    for a, b in zip(ours, plain):
+        np.testing.assert_allclose(a[0].logprobs, b[0].logprobs, atol=1e-4)
+    sampler.proven = False
+    sampler.generate(PROMPTS, 4, [1 << 40, 2 << 40, 3 << 40], max_tokens=24, temperature=0.7, top_p=0.9)
+    assert sampler.proven and sampler.mismatch[1] < 1e-4
+    assert sampler.generate([], 2, [], **SMALL) == [] and sampler.generate(PROMPTS, 0, [1, 2, 3], **SMALL) == [[], [], []]
+
+
+def test_seeds_repeat_and_do_not_overlap(engine):
+    sampler = engine()
+    first = sample(sampler, 1, n=8)
+    assert [[x.ids for x in g] for g in first] == [[x.ids for x in g] for g in sample(sampler, 1, n=8)]
+    assert [[x.ids for x in g] for g in first] != [[x.ids for x in g] for g in sample(sampler, 2, n=8)]
+    assert len({tuple(x.ids) for x in first[0]}) > 4
+
+
+def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
+    def state():
+        return (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), torch.get_num_threads(),
+                torch.set_num_threads, torch.get_default_dtype(), torch.is_grad_enabled())
+
+    policy, threads = M.load_policy(save_model(tmp_path / "model"), device="cpu"), torch.get_num_threads()
+    torch.manual_seed(5), random.seed(5), np.random.seed(5), torch.set_num_threads(2)
+    before = state()
+    sampler = S.VLLMSampler(policy, 200)
+    sample(sampler)
+    assert state() == before and not psutil.Process().children(recursive=True)
+    torch.set_num_threads(threads)
+    sampler.close()
+    assert not torch.distributed.is_initialized()
+
+
+# --------------------------------------------------------------------------------------------------------------- canary
+
+
+def broken_swap(monkeypatch, change):
+    """Let change(name, tensor) stand for each tensor on its way into the engine."""
+    right = S.plain_weights
+    monkeypatch.setattr(S, "plain_weights", lambda *args: ((name, change(name, tensor)) for name, tensor in right(*args)))
+
+
+@pytest.mark.parametrize("stale", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight"])
+def test_canary_sees_a_stale_layer_and_a_stale_tied_head(engine, monkeypatch, stale):
+    sampler = engine()
+    old = {name: tensor.clone() for name, tensor in S.plain_weights(sampler.policy, sampler.shapes)}
+    moved(sampler, 3, lr=1e-3)
+    with monkeypatch.context() as patch:
+        broken_swap(patch, lambda name, tensor: old[name] if name == stale else tensor)
+        with pytest.raises(InputError, match="canary: .* does not sample from the policy"):
+            sample(sampler)
+    assert gaps(sampler.policy, sample(sampler)).abs().max() < 1e-4  # a right swap heals it
+
+
+def test_canary_sees_a_stale_prefix_cache(engine, monkeypatch):
+    sampler = engine()
+    optimizer = M.make_optimizer(sampler.policy, 1e-3, 0.0, 0.9, 0.999)
+    sampler.wake()
+    for _ in range(3):  # never asleep: going to sleep drops the cache as well
+        train_step(sampler.policy, optimizer, sampler.generate(PROMPTS, 4, [1, 1 << 20, 1 << 40], **SMALL))
+    monkeypatch.setattr(sampler.llm, "reset_prefix_cache", lambda: True)
+    sampler.wake()
+    with pytest.raises(InputError, match="canary"):
+        sampler.generate(PROMPTS, 4, [1, 1 << 20, 1 << 40], **SMALL)
+    monkeypatch.setattr(sampler.llm, "reset_prefix_cache", lambda: False)  # a refusal is not passed over
+    with pytest.raises(RuntimeError, match="prefix cache"):
+        sampler.wake()
+
+
+def test_canary_sees_a_zeroed_adapter_merged(engine, monkeypatch):
+    sampler = engine(lora_rank=4)
+    moved(sampler, 3, lr=1e-3)
+    right = S.plain_weights
+    monkeypatch.setattr(S, "plain_weights", lambda policy, shapes, merge: right(policy, shapes, False))
+    with pytest.raises(InputError, match="canary"):
+        sample(sampler)
+
+
+def test_canary_sees_an_adapter_that_is_not_applied(engine, monkeypatch):
+    sampler = engine(lora_rank=4, push="adapter")
+    moved(sampler, 3, lr=1e-3)
+    sampler.wake()
+    assert sampler.request.lora_int_id == 4  # an id of its own for each push
+    sampler.request = None
+    with pytest.raises(InputError, match="canary"):
+        sampler.generate(PROMPTS, 4, [1, 2, 3], **SMALL)
+
+
+def test_canary_sees_an_engine_without_any_weights(engine, monkeypatch):
+    sampler = engine()
+    monkeypatch.setattr(sampler, "push", lambda: None)
+    with pytest.raises(InputError, match="canary"):
+        sample(sampler)
+
+
+def test_weights_that_would_be_left_out_are_refused(engine):
+    sampler = engine()
+    del sampler.shapes["lm_head.weight"]
+    sampler._check_names()  # tied: the engine has one matrix, under the name of the embedding
+    del sampler.shapes["model.layers.1.self_attn.k_proj.weight"]
+    with pytest.raises(InputError, match="qkv_proj"):
+        sampler._check_names()
+
+
+def test_the_base_is_bit_equal_after_50_swaps_and_the_engine_owns_its_copy(engine):
+    sampler = engine(lora_rank=4, compute_dtype="bfloat16")
+    moved(sampler, 1)
+    frozen = {name: p.clone() for name, p in sampler.policy.model.named_parameters() if not p.requires_grad}
+    for _ in range(50):
+        sampler.push()
+    now = dict(sampler.policy.model.named_parameters())
+    assert frozen and all(torch.equal(p, now[name]) for name, p in frozen.items())
+    first = sample(sampler)
+    assert gaps(sampler.policy, first).abs().mean() < 0.1 and sampler.mismatch[0] > 0
+    sampler.wake()
+    first = sampler.generate(PROMPTS, 2, [1, 2, 3], **SMALL)
+    with torch.no_grad():
+        for p in sampler.policy.model.parameters():
+            p.mul_(1.5)
+    again = sampler.generate(PROMPTS, 2, [1, 2, 3], **SMALL)
+    assert [[x.ids for x in g] for g in first] == [[x.ids for x in g] for g in again]  # the trainer's tensors are not the engine's
+
+
+def test_adapters_are_saved_as_peft_folders_that_peft_and_vllm_load(engine, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    sampler = engine(lora_rank=4, push="adapter")
+    moved(sampler, 2)
+    M.save_checkpoint(sampler.policy, str(tmp_path / "adapter"))
+    again = M.load_policy(str(tmp_path / "adapter"), device="cpu", train=False)
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32), tmp_path / "adapter")
+    ids = torch.tensor([PROMPTS[0]])
+    torch.testing.assert_close(again.model(ids).logits, sampler.policy.model(ids).logits)
+    torch.testing.assert_close(plain(ids).logits, sampler.policy.model(ids).logits)
+    assert gaps(again, sample(sampler)).abs().max() < 1e-4  # vLLM loaded the same kind of folder
