@@ -5,7 +5,6 @@
 import json
 import os
 import random
-import resource
 import string
 import subprocess
 import sys
@@ -36,7 +35,7 @@ def rows(name):
     path = DATA / f"{name}.jsonl"
     if not path.exists():
         pytest.skip(f"{path.name} is not here")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 def timed(function, *args):
@@ -200,10 +199,10 @@ def test_hostile_answers_against_each_other_are_quick():
 
 
 def test_memory_stays_small():
-    code = ("import resource, sys; sys.path[:0] = ['.', 'tests']; import test_verify as t, verify\n"
+    code = ("import sys; sys.path[:0] = ['.', 'tests']; import test_verify as t, verify\n"
             "for h in t.HOSTILE: verify.is_correct('Answer: ' + h, '7'); verify.is_equiv(h, 'x^2+\\\\sin x')\n"
-            "verify.SHARED[1, 0.8].close()\n"
-            "print(max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) // 1024)")
+            "peak = lambda pid: int(open(f'/proc/{pid}/status').read().split('VmHWM:')[1].split()[0])\n"
+            "print(max([peak('self')] + [peak(w.process.pid) for w in verify.SHARED[1, 0.8].workers]) // 1024)")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) < 300
@@ -271,7 +270,7 @@ def test_rewritten_expressions_are_equal_and_perturbed_ones_are_not(pair, n):
     if verify.read(latex)[1]:          # a division by zero
         return
     assert is_equiv(plain, latex) and is_equiv(latex, plain)
-    assert not is_equiv(f"{plain}+1/{n}", latex) and not is_equiv(f"({plain})*(1+1/{n})", f"1+({latex})^2")
+    assert not is_equiv(f"{plain}+1/{n}", latex) and not is_equiv(latex, f"2*x*({plain})+1/{n}+y^9")
     if verify.kind_of(verify.read(latex)[0]) == "expression":
         assert canonical(plain) == canonical(latex)
 
