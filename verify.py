@@ -1711,26 +1711,28 @@ class Worker:
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, bufsize=0)
-        self.out, self.task, self.deadline = b"", None, time.monotonic() + 60  # time to start on a busy machine
+        self.ready, self.out, self.task, self.number = False, b"", None, 0
+        self.deadline = time.monotonic() + 60                  # to start, on a busy machine
 
-    def send(self, task, pair, seconds):
-        self.task, self.deadline = task, time.monotonic() + seconds
+    def send(self, pair, seconds):
+        self.task, self.number, self.deadline = pair, self.number + 1, time.monotonic() + seconds
         try:
-            self.process.stdin.write(json.dumps(pair).encode() + b"\n")
-        except BrokenPipeError:        # it died: its output ends, which receive() reports
+            self.process.stdin.write(json.dumps([self.number, *pair]).encode() + b"\n")
+        except BrokenPipeError:        # it died: its output ends too, which receive() reports
             pass
 
     def receive(self):
-        """A whole line, None for not yet; ends with EOFError."""
+        """The result of the task, "ready", or None while there is none; EOFError when the worker is gone."""
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data:
             raise EOFError
         self.out += data
         line, newline, rest = self.out.partition(b"\n")
-        if newline:
-            self.out = rest
-            return json.loads(line)
-        return None
+        if not newline:
+            return None
+        self.out = rest
+        number, *result = json.loads(line)
+        return "ready" if number == 0 else tuple(result) if number == self.number else None
 
     def end(self):
         self.process.kill()
@@ -1745,7 +1747,7 @@ def work():
     import mpmath  # noqa: F401  before the first pair, so that its time limit isn't spent on the import
     resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES, WORKER_BYTES))
     parent = os.getppid()
-    print(json.dumps("ready"), flush=True)
+    print("[0]", flush=True)           # ready
     buffer = b""
     with selectors.DefaultSelector() as waiting:
         waiting.register(0, selectors.EVENT_READ)
@@ -1758,11 +1760,12 @@ def work():
             buffer += data
             while b"\n" in buffer:
                 line, buffer = buffer.split(b"\n", 1)
+                number, answer, gold = json.loads(line)
                 try:
-                    reply = judge(*json.loads(line), True)
+                    reply = judge(answer, gold, True)
                 except MemoryError:
                     reply = (False, "numeric", "undecided: memory")
-                print(json.dumps(reply), flush=True)
+                print(json.dumps([number, *reply]), flush=True)
 
 
 class Verifier:
@@ -1816,51 +1819,56 @@ class Verifier:
             return self.decided.get((answer, gold))
 
     def solve(self, pairs):
-        """Results of hard pairs: each worker gets one at a time, so long ones hold up nobody."""
-        results, queue = {}, deque(pairs)
+        """Results of hard pairs. A worker gets one at a time, so that a long one holds up nobody."""
+        results, queue, crashed = {}, deque(pairs), set()
         if not pairs:
             return results
         with self.lock, selectors.DefaultSelector() as waiting:
-            def start():
-                w = Worker()
-                self.workers.append(w)
+            def watch(w):
                 waiting.register(w.process.stdout, selectors.EVENT_READ, w)
-                return w
+                feed(w)
 
-            def settle(w, result):
-                if w.task is not None:
-                    results[w.task] = tuple(result)
-                w.task, w.deadline = None, math.inf
-                if queue:
-                    w.send(queue[0], queue.popleft(), self.time_limit)
+            def feed(w):
+                if w.ready and queue:
+                    w.send(queue.popleft(), self.time_limit)
+                elif w.ready:
+                    w.task, w.deadline = None, math.inf
 
-            def replace(w, why):
+            def drop(w, why):
                 waiting.unregister(w.process.stdout)
                 self.workers.remove(w)
                 w.end()
-                if w.task is None:     # it never came up
-                    raise RuntimeError("verify.py: a worker process does not start; run `python verify.py --worker` to see why")
-                results[w.task] = (False, "numeric", f"undecided: {why}")
-                if queue:
-                    start()
+                if not w.ready:
+                    raise RuntimeError("verify.py: a worker process doesn't start; `python verify.py --worker` shows why")
+                if w.task and why == "crash" and w.task not in crashed:
+                    crashed.add(w.task)                        # perhaps it died while idle: once more
+                    queue.appendleft(w.task)
+                elif w.task:
+                    results[w.task] = (False, "numeric", f"undecided: {why}")
+
             for w in self.workers:
-                waiting.register(w.process.stdout, selectors.EVENT_READ, w)
-                if queue:
-                    settle(w, ())
-            while len(self.workers) < min(self.size, len(pairs)):
-                start()
+                watch(w)
             while len(results) < len(pairs):
+                busy = sum(w.task is not None for w in self.workers)
+                for _ in range(min(self.size, busy + len(queue)) - len(self.workers)):
+                    self.workers.append(Worker())
+                    watch(self.workers[-1])
                 soonest = min(w.deadline for w in self.workers)
-                for key, _ in waiting.select(max(0, soonest - time.monotonic())):
+                for event, _ in waiting.select(max(0.0, min(soonest - time.monotonic(), 60.0))):
+                    w = event.data
                     try:
-                        reply = key.data.receive()
+                        reply = w.receive()
                     except EOFError:
-                        replace(key.data, "crash")
+                        drop(w, "crash")
                         continue
-                    if reply is not None:
-                        settle(key.data, reply)
+                    if reply == "ready":
+                        w.ready = True
+                        feed(w)
+                    elif reply is not None:
+                        results[w.task] = reply
+                        feed(w)
                 for w in [w for w in self.workers if w.deadline < time.monotonic()]:
-                    replace(w, "time")
+                    drop(w, "time")
         if len(self.decided) < 100_000:
             self.decided.update(results)
         return results
