@@ -543,7 +543,9 @@ class Pool:
     def _lines(self, start: int, stop: int, last: bool):
         """(offset, line) of every line with a newline between two bytes of the file; leaves self._position after them.
         last: a last line without a newline counts too if it is whole, that is, if it parses."""
-        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None if stop - start > 1 << 28 else True)
+        # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a child
+        # killed while it holds that lock would stop its parent for good.
+        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None) if stop - start > 1 << 28 else None
         position, offset, rest = start, start, b""
         while position < stop:
             os.posix_fadvise(self._fd, position, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
@@ -551,13 +553,15 @@ class Pool:
             if not data:
                 break  # cut shorter by someone while we read
             position += len(data)
-            bar.update(len(data))
+            if bar is not None:
+                bar.update(len(data))
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.strip():
                     yield offset, line
                 offset += len(line) + 1
-        bar.close()
+        if bar is not None:
+            bar.close()
         if last and rest.strip():
             with contextlib.suppress(ValueError):
                 from_line(rest)

@@ -230,12 +230,17 @@ def test_import_of_real_answers(at, tokenizers, capsys):
     run(capsys, "check", "p.jsonl", "--verify", "--workers=2")
 
 
-def test_errors_are_one_line_and_help_helps(at):
+def test_errors_are_one_line(at, capsys):
+    for arguments in (["check", "."], ["import", "nowhere.jsonl", "--pool=p.jsonl", "--no_verify"], ["stats", "."],
+                      ["import", "r.jsonl", "--pool=p.jsonl", "--tokenizer=/no/where"], ["export", "no.jsonl", "e.parquet"]):
+        err = run(capsys, *arguments, code=2)
+        assert err.startswith("error: ") and err.count("\n") == 1, err
+
+
+def test_as_a_program(at):
     def call(*arguments):
-        return subprocess.run([sys.executable, ROOT / "replay.py", *arguments], capture_output=True, text=True,
-                              env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    for arguments in (["stats", "nowhere.jsonl"], ["check", "."], ["import", "nowhere.jsonl", "--pool=p.jsonl"],
-                      ["import", "r.jsonl", "--pool=p.jsonl", "--tokenizer=nowhere"], ["stats", "p.jsonl", "--plott=x"]):
+        return subprocess.run([sys.executable, ROOT / "replay.py", *arguments], capture_output=True, text=True)
+    for arguments in (["stats", "nowhere.jsonl"], ["stats", "p.jsonl", "--plott=x"]):
         done = call(*arguments)
         assert done.returncode == 2 and "error: " in done.stderr and "Traceback" not in done.stderr, done.stderr
     done = call("--help")
