@@ -114,20 +114,23 @@ def test_killed_in_the_middle_of_a_write(path):
 
 
 def test_kill_minus_nine_at_random_moments(path):
-    """100 writers, one after the other, each killed at a random moment; every acknowledged record is there afterwards."""
+    """100 writers, one after the other, each killed at a random moment, every other one on a slow disk (so that most of those
+    leave half an append); every acknowledged record is there afterwards."""
     rng, next_number, acknowledged = random.Random(0), 0, set()
     deaths = torn = 0
-    for _ in range(100):
+    for turn in range(100):
         read_end, write_end = os.pipe()
         first = next_number
 
         def work():
-            pool, number = Pool(path), first
+            pool, number, write = Pool(path), first, os.write
+            if turn % 2:
+                os.write = lambda fd, data: time.sleep(0.0005) or write(fd, bytes(data[:1500]))
             while True:
                 batch = [record(number + i, size=1 + (number * 7919 + i) % 3000) for i in range(1 + number % 7)]
                 pool.append(batch)
                 number += len(batch)
-                os.write(write_end, b"%d\n" % number)
+                write(write_end, b"%d\n" % number)
         pid = in_child(work)
         os.close(write_end)
         time.sleep(rng.random() * 0.03)
@@ -143,7 +146,7 @@ def test_kill_minus_nine_at_random_moments(path):
             assert acknowledged <= set(steps) and len(steps) == len(set(steps))
             next_number = max(steps, default=-1) + 8  # also past what was written without being acknowledged
     found = numbers(path)
-    assert deaths == 100 and acknowledged <= set(found) and len(acknowledged) > 100
+    assert deaths == 100 and acknowledged <= set(found) and len(acknowledged) > 10 and torn > 3
     print(f"100 kills, {torn} left a torn line, {len(acknowledged)} acknowledged, {len(found)} found")
 
 
