@@ -394,15 +394,14 @@ def open_run(s: Settings) -> tuple[str | None, object]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise InputError(f"--out={s.out}: another process is running in this folder") from None
-    config = os.path.join(s.out, "config.json")
-    if not os.path.exists(config):
-        if set(os.listdir(s.out)) - {".lock", "config.json.tmp"}:
-            raise InputError(f"--out={s.out}: holds files but no config.json, so it is no run folder; choose another")
+    old, config = None, os.path.join(s.out, "config.json")
+    if os.path.exists(config):
+        with open(config) as f:
+            old = json.load(f).get("settings")  # a model folder has a config.json too, but no settings in it
+    if old is None and set(os.listdir(s.out)) - {".lock", "config.json.tmp"}:
+        raise InputError(f"--out={s.out}: holds files but is no run folder; choose another")
+    if old is None or s.overwrite:
         return None, lock
-    if s.overwrite:
-        return None, lock
-    with open(config) as f:
-        old = json.load(f).get("settings", {})
     for name, value in dataclasses.asdict(s).items():
         if name not in RESUME_MAY_CHANGE and old.get(name) != value:
             raise InputError(f"--out={s.out}: holds a run with --{name}={old.get(name)}, now {value}; choose another "
