@@ -207,7 +207,7 @@ def latex(s):
     return s if len(s) <= 2 * MAX_CHARS else "\0"             # NFKC may expand a character eighteenfold
 
 
-UNITS = {}                             # spelling -> one name; the name "" is no unit at all
+UNITS = {}                             # spelling -> one name
 for _names in """cm cms centimeter centimeters centimetre centimetres|mm millimeter millimeters millimetre millimetres
 m meter meters metre metres|km kilometer kilometers kilometre kilometres|in inch inches|ft foot feet|yd yard yards
 mi mile miles|mph|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|week weeks|month months
@@ -215,7 +215,7 @@ yr year years|g gram grams|kg kilogram kilograms|mg milligram milligrams|lb lbs 
 l L liter liters litre litres|ml mL milliliter milliliters|gal gallon gallons|deg degree degrees degs|rad radian radians
 dollar dollars usd USD bucks|cent cents|euro euros EUR|gbp GBP|rs Rs rupee rupees|yuan|yen|% percent pct|Hz hertz
 N newton newtons|J joule joules|W watt watts|V volt volts|K kelvin|kph|person people|child children|man men|woman women
-fish|sheep|mice|geese|celsius|fahrenheit|Pa pascal pascals|cup cups|acre acres| unit units""".replace("\n", "|").split("|"):
+fish|sheep|mice|geese|celsius|fahrenheit|Pa pascal pascals|cup cups|acre acres|unit units""".replace("\n", "|").split("|"):
     UNITS |= {_spelling: _names.split(" ")[0] for _spelling in _names.split()}
 MONEY = {"\\$": "dollar", "\u20ac": "euro", "\u00a3": "gbp", "\u00a5": "yen", "\u20b9": "rs", "\u00a2": "cent"}
 NOT_UNITS = set("""or and more less than least most about not million thousand hundred dozen billion trillion half squared
@@ -224,7 +224,7 @@ NOT_UNITS = set("""or and more less than least most about not million thousand h
     maybe possibly at approximately roughly nearly almost over under up unless but nor versus vs otherwise depends no yes any
     others twos this does has always sometimes minutes-ish radians""".split())
 FUNCTIONS = set("""sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh log ln lg exp sqrt cbrt abs
-    floor ceil max min gcd lcm surd""".split())
+    floor ceil max min gcd lcm surd cis""".split())
 OPS = dict(zip("""times cdot ast div le leq leqslant ge geq geqslant lt gt ne neq in cup setminus backslash pm mp lbrace rbrace
     lvert rvert vert mid colon langle rangle lfloor rfloor lceil rceil land wedge lor vee choose over lbrack rbrack""".split(),
     r"""* * * / <= <= <= >= >= >= < > != != in cup setminus setminus pm mp \{ \}
@@ -252,7 +252,7 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", r"\\degree "),
     (r"\\degree\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?([CF])(?![A-Za-z])\s*\}?", r"\\degree \1"),
     (r"(?<=[0-9]) ?x ?(?=10 ?(?:\^|\*\*))", r"\\times "),
-    (r"per cent\b", "percent"),
+    (r"per cent\b", "percent"), (r"\\textdegree(?![a-z])", r"\\degree "), (r"\\pounds(?![a-z])", "\u00a3"),
     (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
     (r"\s*(?:\\text\s*\{)?\s*\(?\s*(?:in )?\s*base[ -]?(?:\\text\{)?([0-9]+|[a-z]+)\s*\)?\s*\}?\s*\)?$", r"_{\1}"),
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
@@ -273,8 +273,8 @@ def unit_tokens(words, loose):
         elif low in ("squared", "cubed") and out:
             out += [("^", ""), ("num", "2" if low[0] == "s" else "3")]
         elif low in UNITS and (len(low) > 1 or loose):
-            out += [("unit", UNITS[low])] * (UNITS[low] != "")
-            out += [("^", ""), ("num", str(power))] * (power > 1 and UNITS[low] != "")
+            out.append(("unit", UNITS[low]))
+            out += [("^", ""), ("num", str(power))] * (power > 1)
             power = 1
         else:
             break
@@ -437,7 +437,7 @@ class Tokens(list):
         w, s, low = m[0], self.text, m[0].lower()
         textual = "text" in self.stack
         spaced = s[m.start() - 1:m.start()] in (" ", "~", "}", ",") or textual
-        over = len(self) > 1 and self[-1][0] == "/" and self[-2][0] == "unit"                   # km/h
+        over = len(self) > 1 and self[-1][0] in "/*" and (self[-2][0] == "unit" or self[-3:-2] == [("unit", "")])  # km/h
         phrase = PHRASE.match(s, m.start())
         if over or self.after_value() and self[-1][0] != "sym" and low not in ("and", "or") and (len(w) > 1 or spaced):
             units = unit_tokens(re.split("[ .-]+", phrase[1]), spaced or over)
@@ -459,6 +459,10 @@ class Tokens(list):
             self.put("unit", UNITS[w])
         elif low in NAMES and len(w) > 2:
             self.symbol(w)
+        elif not textual and (run := re.fullmatch("(sin|cos|tan|ln|log|sqrt|pi)([a-z]{1,2})", w)):     # sinx, 2pir
+            self.put(*("const", "pi") if run[1] == "pi" else ("fn", run[1]))
+            for c in run[2]:
+                self.symbol(c)
         elif len(w) > 3 and w != "name" or len(w) > 1 and textual:
             self.put("word", w)
         elif w == "name":
@@ -593,6 +597,8 @@ def func(name, *args):
         sin, cos = ("fn", "sin", x), ("fn", "cos", x)
         return {"sin": sin, "cos": cos, "tan": mul(sin, inverse(cos)), "cot": mul(cos, inverse(sin)), "sec": inverse(cos),
                 "csc": inverse(sin)}[name]
+    if name == "cis":
+        return add(func("cos", x), mul(I, func("sin", x)))
     if name in ("sinh", "cosh", "tanh"):
         up, down = power(("const", "e"), x), power(("const", "e"), neg(x))
         s, c = add(up, neg(down)), add(up, down)
@@ -769,7 +775,8 @@ class Parser:
         if "=" in ops or "in" in ops:
             raise Unreadable("syntax")
         pairs = zip(ops, map(scalar, sides), map(scalar, sides[1:]))
-        return ("rel", *((op.replace(">", "<"), b, a) if op[0] == ">" else (op, a, b) for op, a, b in pairs))
+        pairs = [(op.replace(">", "<"), b, a) if op[0] == ">" else (op, a, b) for op, a, b in pairs]
+        return ("rel", *([p for p in pairs if p[1] != neg(INFINITE) and p[2] != INFINITE] or pairs))
 
     def name(self, start, end):
         """What the left of `=` names: the symbol, "*" for f(x), AB and the like, None when it is no name."""
@@ -954,7 +961,7 @@ class Parser:
         v = ("set",)
         if self.kind != "\\}":
             found, seps = self.items(True)
-            if self.kind == ":" and len(found) == 1 and found[0][0] in ("sym", "in"):
+            if self.kind == ":" and len(found) == 1 and found[0][0] in ("sym", "in", "union"):
                 self.take()
                 v = collect(*self.items(True))
                 if v[0] not in ("rel", "or", "union"):
@@ -1303,8 +1310,8 @@ def ratio(g, a, deep):
 def units(v):
     """(the expression without units, the units as text): units on one side only are ignored."""
     found = sorted({x[1] for x in leaves(v) if x[0] == "unit"})
-    if not found:
-        return v, ""
+    if not found or found == ["unit"]:
+        return walk(v, lambda t: ONE if t[0] == "unit" else t), ""
     parts = v[1:] if v[0] == "mul" else (v,)
     shape = show(mul(*(p for p in parts if any(x[0] == "unit" for x in leaves(p)))))
     shape = shape if all(x[0] in ("unit", "num") for p in parts for x in leaves(p)) else " ".join(found)
@@ -1625,7 +1632,7 @@ def words(s):
         s = re.sub(r"\\(?:%s)\s*\{([^{}]*)\}" % "|".join(sorted(WORDY)), r"\1", s)
     s = re.sub(r"[$~]|\\[,;:!> ()\[\]]|\\(?:left|right|displaystyle)(?![A-Za-z])", " ", s)
     s = re.sub(r"[A-Za-z]{2,}", lambda m: m[0].lower(), s) if "\\" not in s else s
-    return re.sub(r" (?=[^\w ])|(?<=[^\w ]) ", "", re.sub(r"\s+", " ", s)).strip()
+    return re.sub(r" (?=[^\w ])|(?<=[^\w ]) ", "", re.sub(r"(?<!\.)\.$", "", re.sub(r"\s+", " ", s).strip()))
 
 
 def readable(gold):
