@@ -262,3 +262,120 @@ def test_adapters_are_saved_as_peft_folders_that_peft_and_vllm_load(engine, tmp_
     torch.testing.assert_close(again.model(ids).logits, sampler.policy.model(ids).logits)
     torch.testing.assert_close(plain(ids).logits, sampler.policy.model(ids).logits)
     assert gaps(again, sample(sampler)).abs().max() < 1e-4  # vLLM loaded the same kind of folder
+
+
+# ------------------------------------------------------------------------------------------------------ the whole program
+
+SIZES = ["--questions=16", "--rollouts=8", "--mini_batch=4", "--response_limit=8", "--overlong_buffer=0", "--lr=3e-4", "--weight_decay=0",
+         "--warmup=2", "--eval_every=100", "--eval_samples=8", "--verify_workers=1", "--device=cpu", "--sampler_rows=64"]
+
+
+def two_numbers(rng):
+    a, b, op = rng.randint(1, 9), rng.randint(1, 9), rng.choice("+*")
+    return f"{a}{op}{b}=", [a + b if op == "+" else a * b]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """48 questions, and a base model with heads of 32 that has half learnt them."""
+    folder = str(tmp_path_factory.mktemp("world"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "Qwen2Config", lambda **kwargs: Qwen2Config(**kwargs | {"num_attention_heads": 2, "num_key_value_heads": 2}))
+        patch.setattr(tiny, "make_question", two_numbers)
+        patch.setattr(sys, "argv", ["tiny.py", f"--out={folder}/tiny", "--train=48", "--test=8", "--arithmetic_steps=200", "--strategy_steps=0"])
+        tiny.main()
+    return {"model": f"{folder}/tiny/base", "data": f"{folder}/tiny/train.jsonl"}
+
+
+def arguments(world, out, *more):
+    return [f"--model={world['model']}", f"--data={world['data']}", f"--eval_data={world['data']}", *SIZES, "--sampler=vllm", f"--out={out}", *more]
+
+
+def records(out):
+    with open(os.path.join(out, "metrics.jsonl")) as f:
+        return [{k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "tokens_per"))} for line in f]
+
+
+def weights(out):
+    return torch.cat([p.flatten() for p in M.load_policy(rlep.resolve_model(str(out)), device="cpu").parameters()])
+
+
+def test_rlep_on_vllm_reaches_what_the_plain_sampler_reaches(world, tmp_path, capsys):
+    """Baseline, collect, replay training, eval, by either sampler."""
+    reached = {}
+    for kind in ("torch", "vllm"):
+        out, steps = tmp_path / kind, ["--steps=20", "--save_every=20", f"--sampler={kind}"]
+        rlep.main(["train", *arguments(world, out / "baseline", *steps)])
+        rlep.main(["collect", f"--model={out}/baseline", f"--data={world['data']}", f"--pool={out}/pool.jsonl", "--samples=8", "--min_correct=1",
+                   "--response_limit=8", "--device=cpu", "--verify_workers=1", f"--sampler={kind}"])
+        rlep.main(["train", *arguments(world, out / "rlep", *steps, "--replay=2", f"--pool={out}/pool.jsonl")])
+        assert f"sampler: {'vLLM in this process' if kind == 'vllm' else 'plain PyTorch'}" in capsys.readouterr().out
+        log = records(out / "rlep")
+        assert log[-1]["replay/rows"] > 0 and max(r["mismatch_max"] for r in log[1:]) < 1e-3
+        assert ("is_weight" in log[-1]) == (kind == "vllm")
+        reached[kind] = [r["eval/tiny-train/avg@8"] for r in (log[0], records(out / "baseline")[-1], log[-1])]
+    with capsys.disabled():
+        print("\navg@8 of base / baseline / RLEP: " + ", ".join(f"{k} {' / '.join(f'{x:.3f}' for x in v)}" for k, v in reached.items()))
+    np.testing.assert_allclose(reached["vllm"], reached["torch"], atol=0.12)  # 48 questions of 8 answers, and other draws in training
+    assert reached["vllm"][2] > reached["vllm"][0] + 0.05
+
+
+def test_killed_run_leaves_no_process_and_continues_as_if_nothing_had_happened(world, tmp_path):
+    rlep.main(["train", *arguments(world, tmp_path / "whole", "--steps=4", "--save_every=1")])
+    command = ["train", *arguments(world, tmp_path / "killed", "--steps=4", "--save_every=1")]
+    process = subprocess.Popen([sys.executable, "rlep.py", *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 120
+    while not rlep.checkpoints(str(tmp_path / "killed")):
+        assert process.poll() is None and time.time() < deadline
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    time.sleep(1.0)  # the verifier's workers notice that their parent is gone
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    rlep.main(command)
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    assert torch.equal(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+
+
+TWO_RANKS = """
+import sys, torch, torch.distributed as dist
+sys.path[:0] = [{root!r}, {tests!r}]
+import test_vllm as T, model as M, sampler as S
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+policy = M.load_policy({model!r}, device="cpu")
+for module in [*policy.decoder.layers, policy.decoder, policy.head]:
+    fully_shard(module)
+sampler = S.VLLMSampler(policy, 200, rows=64)
+optimizer = M.make_optimizer(policy, 2e-2, 0.1, 0.9, 0.999)
+worst, drawn = [], []
+for step in range(3):
+    samples = T.sample(sampler, 2 * step + rank)
+    drawn.append([x.ids for group in samples for x in group])
+    worst.append(float(T.gaps(policy, samples).abs().max()))
+    for prompt, group in zip(T.PROMPTS, samples):
+        logprobs, mask, _ = M.response_logprobs(policy, [prompt] * len(group), [x.ids for x in group], 0.8)
+        (logprobs.sum() / mask.sum()).backward()
+    optimizer.step(), optimizer.zero_grad()
+both = [None, None]
+dist.all_gather_object(both, drawn)
+assert both[0] != both[1] and max(worst) < 1e-4, worst
+print("rank", rank, "worst", worst)
+sampler.close()
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_each_with_an_engine_of_its_own(tmp_path):
+    script = tmp_path / "two_ranks.py"
+    script.write_text(TWO_RANKS.format(root=ROOT, tests=os.path.dirname(__file__), model=save_model(tmp_path / "model", tied=False, extra_vocab=45)))
+    result = run("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, timeout=240)
+    assert result.stdout.count("worst") == 2
+
+
+def test_bad_input_is_refused_in_a_line(world, tmp_path):
+    line = refused("rlep.py", "train", *arguments(world, tmp_path / "run", "--push=adapter"))
+    assert "--push=adapter: there is no adapter" in line
