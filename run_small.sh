@@ -4,6 +4,7 @@
 #   bash run_small.sh                       # without a GPU: the embedded tiny default, 2 cores, minutes, under 3 GB
 #   SEEDS=3 bash run_small.sh               # three seeds per arm: curves with bands, table with standard errors
 #   bash run_small.sh --replay=4            # any option of rlep.py: handed to every phase that knows it
+#   TINY="--train=128" bash run_small.sh    # options of tiny.py
 #   MODEL=Qwen/Qwen2.5-Math-1.5B DATA=train.jsonl EVAL=test.jsonl bash run_small.sh
 #
 # With an NVIDIA GPU: Qwen2.5-Math-1.5B with LoRA on GSM8K (24 GB of memory and about a day are planned, not yet measured).
@@ -40,7 +41,7 @@ for ((seed = 0; seed < SEEDS; seed++)); do
     model=${MODEL:-$run/tiny/base} data=${DATA:-$run/tiny/train.jsonl} held_out=${EVAL:-$run/tiny/test.jsonl}
     if [ -z "${MODEL:-}" ]; then
         phase "seed $seed: the embedded base model"
-        python tiny.py --out="$run/tiny" --seed="$seed"
+        python tiny.py --out="$run/tiny" --seed="$seed" ${TINY:-}
     fi
     phase "seed $seed: GRPO baseline"
     python rlep.py train --model="$model" --data="$data" --eval_data="$held_out" "${common[@]}" "${train[@]}" --seed="$seed" "$@" --replay=0 --out="$OUT/baseline-s$seed"
