@@ -258,7 +258,8 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
      lambda m: "_{%s}" % BASES.get(m[1], m[1])),
     (r"^\s*(?:\(|\\(?:text|mathrm)\s*\{)([0-9A-F]+)[)}]\s*_", r"\1_"),
-    (r"^\s*(?:\\text\s*\{\s*)?(?:[Tt]he )?(?!(?:sin|cos|tan|log|max|min|sqrt)\b)[A-Za-z][a-z]{2,}(?: [a-z]+){0,3}\s*\}?\s*=", "name="))]
+    (r"^\s*(?:\\text\s*\{\s*)?(?:[Tt]he )?(?!(?:%s)\b)[A-Za-z][a-z]{3,}(?: [a-z]+){0,3}\s*\}?\s*=" % "|".join(sorted(FUNCTIONS)),
+     "name="))]                        # Area = 12
 
 
 def unit_tokens(words, loose):
@@ -353,6 +354,8 @@ class Tokens(list):
 
     def on_num(self, m):
         t = THOUSANDS.match(self.text, m.start())
+        if len(m[0]) > 4000:           # int() refuses 4300 digits, which full-width text may still reach
+            raise Unreadable("limit")
         if t and ("," not in t[0] or not self.depth or self.comma_space or ",0" in t[0]):
             self.pos = t.end()         # in brackets a comma separates, unless the others have a space or a group is 0xx
             return self.put("num", re.sub(r"[,\s\\]", "", t[0]))
@@ -437,9 +440,10 @@ class Tokens(list):
         w, s, low = m[0], self.text, m[0].lower()
         textual = "text" in self.stack
         spaced = s[m.start() - 1:m.start()] in (" ", "~", "}", ",") or textual
-        over = len(self) > 1 and self[-1][0] in "/*" and (self[-2][0] == "unit" or self[-3:-2] == [("unit", "")])  # km/h
+        over = self and self[-1][0] in ("/", "*") and any(t[0] == "unit" for t in self[-8:])      # km/h
+        counted = self.after_value() and self[-1][0] != "sym" and (spaced or len(w) > 1 and self[-1][0] == "num")
         phrase = PHRASE.match(s, m.start())
-        if over or self.after_value() and self[-1][0] != "sym" and low not in ("and", "or") and (len(w) > 1 or spaced):
+        if (over or counted) and low not in ("and", "or") and not (self[-1][0] == "const" and low in ("hr", "mi", "rs")):
             units = unit_tokens(re.split("[ .-]+", phrase[1]), spaced or over)
             if units is not None and (low != "in" or s[phrase.end():phrase.end() + 1] in ("", "^", ",", "}")):
                 self += units
@@ -1319,6 +1323,8 @@ def units(v):
 
 
 def same_expression(g, a, deep):
+    if symbols(g) or symbols(a):       # beside symbols a letter is one too: pi r^2 h, 2 m
+        g, a = (walk(v, lambda t: ("sym", t[1]) if t[0] == "unit" and len(t[1]) == 1 and t[1].isalpha() else t) for v in (g, a))
     g, ug = units(g)
     a, ua = units(a)
     if ug and ua and ug != ua:
@@ -1657,7 +1663,7 @@ def judge(answer, gold, deep=False):
     if not problem and not gold_problem:
         verdict, stage, why = compare(answer, gold, deep)
     elif "text" in (a[0], g[0]) and problem not in ("incomplete", "empty"):
-        verdict, stage, why = same_words(words(answer), words(gold), g[0] == "text"), "string", "words"
+        verdict, stage, why = same_words(words(answer), words(gold)), "string", "words"
     else:
         verdict, stage, why = False, "type", f"answer: {problem}" if problem else "gold is text"
     if not verdict:
@@ -1667,10 +1673,8 @@ def judge(answer, gold, deep=False):
     return verdict, stage, why
 
 
-def same_words(a, g, any_text):
-    """Texts that are the same, or lists of the same words; words only where one of them reads as a formula."""
-    if not any_text and not re.fullmatch(r"[a-zA-Z ,;]+", g):
-        return False
+def same_words(a, g):
+    """Texts that are the same, or lists of the same words."""
     lists = [{x.strip() for x in re.split(r"[,;]|\band\b|\bor\b", s)} for s in (a, g)]
     return a == g or bool(re.fullmatch(r"[a-zA-Z ,;]+", a)) and lists[0] == lists[1]
 
