@@ -1,15 +1,16 @@
 """tiny.py: the embedded default: a tiny base model, its tokenizer and its arithmetic task, so that all of RLEP runs on a laptop.
 
-    python tiny.py --out=runs/tiny --seed=0        # writes base/ (a Hugging Face folder), train.jsonl, test.jsonl; about a minute
+    python tiny.py --out=runs/tiny --seed=0        # writes base/ (a Hugging Face folder), train.jsonl, test.jsonl; half a minute
 
-The task: chains of 3 to 6 numbers, worked from left to right (no precedence): `7*4+9-3=` has the partial results
-28, 37, 34. A response may write down any of the partial results, or none, before its answer line:
+The task: sums of 3 to 5 different numbers, some of them subtracted: `6-9+2+4=`. A response may take the terms in any order
+that keeps the subtotals from falling below 0, and write down each subtotal or leave it out, before its answer line:
 
-    28,37⏎Answer: 34
+    6+4=10-9+2=3⏎Answer: 3
+    2+6=8+4=12-9=3⏎Answer: 3
 
-so a question has several right ways to reason, and the shared verifier reads the answer. The base model knows the
-arithmetic but mixes good and poor strategies, answering at once much of the time: what a pretrained model is to RL, and
-where a success is rare at first, as the paper's hard questions are.
+so a question has many right ways to reason, and the shared verifier reads the answer. The base model has learnt to work in
+full but seldom does: most of the time it answers at once, and then it is nearly always wrong. That is what a pretrained
+model is to RL: a success is rare at first, and what makes it likely is already there, to be found and made frequent.
 """
 import argparse
 import json
@@ -27,51 +28,52 @@ from data import InputError
 from model import derive_seed
 
 ANSWER = "\nAnswer: "  # one token
-SYMBOLS = ["<pad>", "<eos>", *"0123456789+-*=,", ANSWER]
+SYMBOLS = ["<pad>", "<eos>", *map(str, range(40)), *"+-=", ANSWER]  # a number is one token; the largest total is 35
 
 
 def make_question(rng: random.Random) -> tuple[str, list[int]]:
-    """A chain of 3 to 6 numbers and its partial results, each in 0..99."""
+    """A sum of 3 to 5 different numbers from 1 to 9 and its signed terms, the first one positive. The total is at least 0."""
     while True:
-        value = rng.randint(1, 9)
-        text, partials = str(value), []
-        for _ in range(rng.randint(2, 5)):
-            op = rng.choice("+-*")
-            operand = rng.randint(2 if op == "*" else 1, 9)
-            value = {"+": value + operand, "-": value - operand, "*": value * operand}[op]
-            text += f"{op}{operand}"
-            partials.append(value)
-        if all(0 <= p <= 99 for p in partials):
-            return text + "=", partials
+        numbers = rng.sample(range(1, 10), rng.randint(3, 5))
+        terms = numbers[:1] + [n * rng.choice((1, -1)) for n in numbers[1:]]
+        if sum(terms) >= 0:
+            return "".join(f"{t:+d}" for t in terms)[1:] + "=", terms
 
 
-def make_response(rng: random.Random, partials: list[int], keep: float) -> str:
-    """A right response that writes each partial result with probability `keep`."""
-    return ",".join(str(p) for p in partials[:-1] if rng.random() < keep) + ANSWER + str(partials[-1])
+def make_response(rng: random.Random, terms: list[int], keep: float) -> str:
+    """A right response: the terms in random order, each subtotal written with probability `keep`; with 0 the bare answer."""
+    left, total, text = list(terms), 0, ""
+    while left and keep:
+        term = rng.choice([t for t in left if total + t >= 0])  # there is one: what is left adds up to a total of at least 0
+        left.remove(term)
+        total += term
+        text += f"{term:+d}" + (f"={total}" if text and rng.random() < keep else "")
+    return text[1:] + ANSWER + str(sum(terms))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Whole numbers, so that one step of arithmetic is one prediction. Every string of its characters can be encoded."""
     tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{ANSWER}|."), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{ANSWER}|[1-3]?[0-9]|."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
 
 
-def write_questions(path: str, rng: random.Random, count: int, source: str, taken: set[str]) -> None:
-    """`count` questions that are not in `taken`, which grows by them."""
+def write_questions(path: str, rng: random.Random, count: int, source: str, taken: set[tuple]) -> None:
+    """`count` questions whose terms, in whatever order, are not in `taken`, which grows by them."""
     with open(path, "w") as f:
         while count:
-            text, partials = make_question(rng)
-            if text not in taken:
-                taken.add(text)
+            text, terms = make_question(rng)
+            if tuple(sorted(terms)) not in taken:
+                taken.add(tuple(sorted(terms)))
                 count -= 1
-                f.write(json.dumps({"id": f"{source}-{text}", "problem": text, "answer": str(partials[-1]), "source": source, "prompt": text}) + "\n")
+                f.write(json.dumps({"id": f"{source}-{text}", "problem": text, "answer": str(sum(terms)), "source": source, "prompt": text}) + "\n")
 
 
 def supervised_step(model, optimizer, tokenizer, pairs: list[tuple[str, str]], lr: float) -> None:
     """One step of next-token prediction on the responses of (question, response) pairs."""
-    questions = [tokenizer(q)["input_ids"] for q, _ in pairs]
-    rows = [torch.tensor(q + tokenizer(r)["input_ids"] + [tokenizer.eos_token_id]) for q, (_, r) in zip(questions, pairs)]
+    questions, responses = (tokenizer(list(texts))["input_ids"] for texts in zip(*pairs))
+    rows = [torch.tensor(q + r + [tokenizer.eos_token_id]) for q, r in zip(questions, responses)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # (B, T)
     position, starts = torch.arange(ids.shape[1]), torch.tensor([len(q) for q in questions])
     in_response = (position >= starts[:, None]) & (position < torch.tensor([len(r) for r in rows])[:, None])
@@ -84,11 +86,12 @@ def supervised_step(model, optimizer, tokenizer, pairs: list[tuple[str, str]], l
     optimizer.zero_grad()
 
 
-def make_base(folder: str, seed: int, held_out: set[str], arithmetic_steps: int, strategy_steps: int) -> None:
-    """Train the base model in two parts and save it.
+def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: int, strategy_steps: int) -> None:
+    """Train the base model in two parts and save it. The terms of held-out questions are never trained on.
 
-    First full chains, so that it learns arithmetic; then, at a low rate, half bare answers and half chains with some
-    partials left out, so that it seldom reasons in full. Held-out questions are never trained on.
+    First responses with every subtotal, so that it learns to copy terms and to add; stopped when about half of them come
+    out right, for a base that is already good leaves RL nothing to gain. Then, at a low rate, 85% bare answers, the rest
+    with subtotals left out at random, so that it seldom works in full.
     """
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny base", seed) % 2**32)
@@ -96,17 +99,19 @@ def make_base(folder: str, seed: int, held_out: set[str], arithmetic_steps: int,
     model = Qwen2ForCausalLM(Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=168, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.1))  # at the usual 0.02 so narrow a model takes several times as long to learn
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95), fused=True)
     for step in tqdm(range(arithmetic_steps + strategy_steps), desc="base model", unit="step", disable=None):
+        if step == arithmetic_steps:  # the momentum of the first part, from another kind of data, is not carried over
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), fused=True)
         pairs = []
         while len(pairs) < 64:
-            question, partials = make_question(rng)
-            if question in held_out:
-                continue
-            keep = 1.0 if step < arithmetic_steps else 0.0 if rng.random() < 0.5 else rng.random()
-            pairs.append((question, make_response(rng, partials, keep)))
-        lr = 3e-3 * (1 - step / arithmetic_steps) if step < arithmetic_steps else 3e-4
+            question, terms = make_question(rng)
+            if tuple(sorted(terms)) not in held_out:
+                keep = 1.0 if step < arithmetic_steps else 0.0 if rng.random() < 0.85 else rng.random()
+                pairs.append((question, make_response(rng, terms, keep)))
+        lr = 4e-3 * (1 - step / arithmetic_steps) if step < arithmetic_steps else 3e-4
         supervised_step(model, optimizer, tokenizer, pairs, lr)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -118,12 +123,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the base model and of the questions")
     parser.add_argument("--train", type=int, default=256, help="training questions")
     parser.add_argument("--test", type=int, default=200, help="held-out questions")
-    parser.add_argument("--arithmetic_steps", type=int, default=800, help="warm-up steps on full chains")
-    parser.add_argument("--strategy_steps", type=int, default=80, help="warm-up steps on mixed strategies")
+    parser.add_argument("--arithmetic_steps", type=int, default=500, help="warm-up steps on responses in full")
+    parser.add_argument("--strategy_steps", type=int, default=80, help="warm-up steps on mostly bare answers")
     args = parser.parse_args()
-    if min(args.train, args.test) < 1 or max(args.train, args.test) > 10**6 or min(args.arithmetic_steps, args.strategy_steps) < 0:
-        raise InputError("--train and --test must be in 1..1000000, the warm-up steps at least 0")
-    settings, marker = vars(args) | {"out": None}, os.path.join(args.out, "tiny.json")
+    if min(args.train, args.test) < 1 or args.train + args.test > 3000 or min(args.arithmetic_steps, args.strategy_steps) < 0:
+        raise InputError("--train and --test must be at least 1 and 3000 at most together, the warm-up steps at least 0")
+    settings, marker = vars(args) | {"out": None, "task": "sums"}, os.path.join(args.out, "tiny.json")
     if os.path.exists(marker):
         with open(marker) as f:
             if json.load(f) != settings:
