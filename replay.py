@@ -11,10 +11,14 @@
                       "finish_reason": "stop", "reward": 1.0}])
         pool.draw("q1", m=2, seed=0, step=3)    # at most 2 records, always the same ones for this seed and step
 
-A record is one JSON object a line. First the small keys of HEAD, from which the index is built without parsing the line,
+A record is one JSON object a line: first the small keys of HEAD, from which the index is built without parsing the line,
 then what else the caller gave (model, temperature, top_p, ...), at the end `answer` (gold), `problem`, `response` (text)
-and `response_ids` (as sampled, stop id included). Only question_id, response, response_ids, finish_reason and reward
-must be given. A line that a person wrote with its keys in another order is as good; it is parsed in full.
+and `response_ids` (as sampled, stop id included). A line that a person wrote with its keys in another order is as good; it
+is parsed in full. The index, pool.jsonl.index, may be deleted at any time.
+
+A training that grows its pool gives its records `run` and `step`, appends with once=True and draws with run=..., max_age=...
+In step s it then sees what it made in steps s - max_age to s - 1 (and all of the other runs): a step repeated after a
+crash adds nothing twice and draws what an uninterrupted run would.
 
 Where this departs from the reference implementation, on purpose:
   * a question with fewer than M trajectories gives fewer rows; there are no empty dummy replays;
@@ -50,16 +54,27 @@ except ImportError:
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
 
-HEAD = ("question_id", "reward", "finish_reason", "tokens", "sampler_logprob", "success_rate", "tokenizer", "source", "run",
-        "step", "more", "digest")
+_TEXT, _WHOLE = rb'("[^"\\]*(?:\\.[^"\\]*)*")', rb"([0-9]{1,9})"
+_REAL = rb"(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+HEAD = {                         # the small keys, in this order; those that are None are left out of the line
+    "question_id": _TEXT,        # any text
+    "reward": _REAL,             # the verified reward, without length penalty: 1, or 0 and less for a stored failure
+    "finish_reason": _TEXT,      # "stop": the answer ended by itself
+    "tokens": _WHOLE,            # len(response_ids)
+    "sampler_logprob": _REAL,    # sum over the response's tokens
+    "success_rate": _REAL,       # of the question, when it was collected
+    "tokenizer": _TEXT,          # fingerprint(tokenizer)
+    "source": _TEXT,             # data set
+    "run": _TEXT,                # the training that sampled it ...
+    "step": _WHOLE,              # ... and in which step
+    "more": _WHOLE,              # how many records of the same append follow: readers see an append as a whole
+    "digest": rb'"([0-9a-f]{16})"'}  # hash of the response text: two trajectories are distinct if these differ
+ESSENTIAL = ("question_id", "response", "response_ids", "finish_reason", "reward")  # must be given
 TAIL = ("answer", "problem", "response", "response_ids")
-ESSENTIAL = ("question_id", "response", "response_ids", "finish_reason", "reward")
-# question_id      any text                                   reward        the verified reward, without length penalty
-# finish_reason    "stop" or "length"                         tokens        len(response_ids)
-# digest           hash of the response text, for "distinct"  sampler_logprob  sum over the response's tokens
-# success_rate     of the question when it was collected      tokenizer     fingerprint(tokenizer)
-# source           data set or import it came from            run, step     of the training that sampled it
-# more             how many records of the same append follow: readers see an append as a whole
+_HEAD_PATTERN = re.compile(rb"\{" + b"".join(
+    (b'"%s": %s, ' if key in (*ESSENTIAL, "tokens", "digest") else b'(?:"%s": %s, )?') % (key.encode(), form)
+    for key, form in HEAD.items()))
+_LAST_KEY = b', "response_ids": ['
 
 SUCCESS, FAILURE, UNFIT = 0, 1, 2  # kinds of records in the index; UNFIT is never drawn
 
@@ -69,16 +84,9 @@ ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question
                 ("run", "i4"), ("kind", "u1")], align=True)
 NO_STEP = -1
 
-_HEAD_PATTERN = rb'\{"question_id": T, "reward": N, "finish_reason": T, "tokens": I(, "sampler_logprob": N)?(, "success_rate": N)?' \
-    rb'(, "tokenizer": T)?(, "source": T)?(, "run": T)?(, "step": I)?(, "more": I)?, "digest": "([0-9a-f]{16})", '
-for _letter, _form in ((b"T", rb'"(?:[^"\\]|\\.)*"'), (b"N", rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"), (b"I", rb"[0-9]{1,9}")):
-    _HEAD_PATTERN = _HEAD_PATTERN.replace(b": " + _letter, b": (" + _form + b")")
-_HEAD_PATTERN = re.compile(_HEAD_PATTERN.replace(b"(, ", b"(?:, "))
-_LAST_KEY = b', "response_ids": ['
-
 
 def text_digest(text: str) -> str:
-    """16 hex digits of a hash of the response text: two trajectories are distinct if these differ."""
+    """16 hex digits of a hash of the response text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -367,7 +375,7 @@ class Pool:
             return reason
         kind, ids = kind_of(record["reward"], record["finish_reason"]), record["response_ids"]
         if record["finish_reason"] != "stop":
-            return f'not ended: finish_reason is {record["finish_reason"]!r}, only answers that ended by themselves ("stop") enter'
+            return f'not ended: finish_reason is {record["finish_reason"]!r}, only answers that ended by themselves enter ("stop")'
         if kind == UNFIT or (kind == FAILURE and not allow_failed):
             return f"not verified: reward is {record['reward']}, only verified successes (reward 1) enter"
         if not ids:
@@ -503,7 +511,7 @@ class Pool:
             fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._index_lines(hide_unfinished=False)
             torn = os.fstat(self._fd).st_size - self._end
-            self._tell(torn, f"the last line is torn ({torn} bytes, left by a writer that was killed); the next append removes it")
+            self._tell(torn, f"the last line is torn ({torn} bytes of a writer that was killed); the next append removes it")
 
     def _index_lines(self, hide_unfinished: bool) -> None:
         """Add the lines from self._end on to the index; an append that is not complete only if not hide_unfinished."""
@@ -543,13 +551,15 @@ class Pool:
     def _lines(self, start: int, stop: int, last: bool):
         """(offset, line) of every line with a newline between two bytes of the file; leaves self._position after them.
         last: a last line without a newline counts too if it is whole, that is, if it parses."""
-        # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a child
-        # killed while it holds that lock would stop its parent for good.
-        bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None) if stop - start > 1 << 28 else None
+        bar = None
+        if stop - start > 1 << 28:
+            # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a
+            # child that is killed while it holds that lock stops its parent for good.
+            bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None)
         position, offset, rest = start, start, b""
         while position < stop:
             os.posix_fadvise(self._fd, position, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
-            data = os.pread(self._fd, min(1 << 22, stop - position), position)
+            data = os.pread(self._fd, min(1 << 20, stop - position), position)
             if not data:
                 break  # cut shorter by someone while we read
             position += len(data)
@@ -598,9 +608,9 @@ class Pool:
         if self.tokenizer:
             for name in self._tokenizers - {self.tokenizer}:
                 count = np.count_nonzero(self._rows["tokenizer"] == self._codes[name])
-                raise InputError(f"{self.path}: {count} of {len(self._rows)} trajectories hold ids of another tokenizer ({name}, "
-                                 f"the model has {self.tokenizer}); convert the pool with `python replay.py import {self.path} "
-                                 "--pool=NEW.jsonl --tokenizer=MODEL`")
+                raise InputError(f"{self.path}: {count} of {len(self._rows)} trajectories hold ids of another tokenizer "
+                                 f"({name}, the model has {self.tokenizer}); convert the pool with `python replay.py import "
+                                 f"{self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
             self._tell(uses[0], f"{uses[0]} trajectories do not say their tokenizer; their ids are taken to be the model's")
         unfit = np.count_nonzero(rows["kind"] == UNFIT)
         see = f"see `python replay.py check {self.path}`"
@@ -754,12 +764,14 @@ def stats(options) -> int:
             return 0
         rows = rows[np.lexsort((rows["digest"], rows["question"]))]
         new_text = np.append(True, (np.diff(rows["question"]) != 0) | (np.diff(rows["digest"]) != 0))
-        each, distinct = (np.unique(questions, return_counts=True)[1] for questions in (rows["question"], rows["question"][new_text]))
+        each = np.unique(rows["question"], return_counts=True)[1]
+        distinct = np.unique(rows["question"][new_text], return_counts=True)[1]
         print(f"distinct trajectories: {distinct.sum()}")
         print("\nper question  questions (all)  questions (distinct only)")
         for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 31)):
             label = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 31 else f"{low} and more"
-            print(f"{label:>12}  {np.sum((each >= low) & (each <= high)):>15}  {np.sum((distinct >= low) & (distinct <= high)):>25}")
+            all_, different = (np.sum((counts >= low) & (counts <= high)) for counts in (each, distinct))
+            print(f"{label:>12}  {all_:>15}  {different:>25}")
         low, median, high = np.percentile(rows["tokens"], (5, 50, 95))
         print(f"\ntokens: mean {rows['tokens'].mean():.0f}, median {median:.0f}, 5% below {low:.0f}, 5% above {high:.0f}, "
               f"longest {rows['tokens'].max()}\nwith log-probs: {np.sum(~np.isnan(rows['logprob']))}")
@@ -801,7 +813,7 @@ def show(options) -> int:
         print(f"question {options.question}, {pool.count(options.question, options.failures)} distinct trajectories\n"
               f"problem: {records[0].get('problem', '(not stored)')}\ngold answer: {records[0].get('answer', '(not stored)')}")
         for number, record in enumerate(records, 1):
-            small = [f"{key} {value}" for key, value in record.items() if key not in TAIL and key not in ("question_id", "digest")]
+            small = [f"{key} {record[key]}" for key in record if key not in (*TAIL, "question_id", "digest")]
             print(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
     return 0
 
@@ -902,7 +914,7 @@ def load_tokenizer(folder: str, stop_id: int | None):
     stops = set(stops) - {None}
     stop = tokenizer.eos_token_id if stop_id is None else stop_id
     if stop is None or (stops and stop not in stops):
-        raise InputError(f"--stop_id={stop_id}: {folder} ends its answers with {sorted(stops) or 'no id that it names'}; give one")
+        raise InputError(f"--stop_id={stop_id}: give one of those that end an answer: {sorted(stops) or 'the folder names none'}")
     if len(stops) > 1:
         print(f"answers given as text will end with {stop}; {folder} also knows {sorted(stops - {stop})} (--stop_id)")
     return tokenizer, stop, stops | {stop}
@@ -916,9 +928,9 @@ def export(options) -> int:
     message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
     reward = pyarrow.struct([("ground_truth", pyarrow.string()), ("style", pyarrow.string()),
                              ("candidates", pyarrow.list_(pyarrow.string()))])
-    schema = pyarrow.schema([("data_source", pyarrow.string()), ("prompt", pyarrow.list_(message)), ("ability", pyarrow.string()),
-                             ("reward_model", reward), ("extra_info", pyarrow.struct([("index", pyarrow.string())])),
-                             ("id", pyarrow.string())])  # the last one is ours: the id comes back on import
+    text, extra = pyarrow.string(), pyarrow.struct([("index", pyarrow.string())])
+    schema = pyarrow.schema([("data_source", text), ("prompt", pyarrow.list_(message)), ("ability", text), ("reward_model", reward),
+                             ("extra_info", extra), ("id", text)])  # "id" is ours, so that it comes back on import
     temporary, total = options.out + ".tmp", 0
     with Pool(options.pool, readonly=True) as pool:
         questions = load_questions(options.data) if options.data else [{"id": name} for name in pool.questions]
@@ -929,8 +941,8 @@ def export(options) -> int:
                     records = pool.draw(question["id"], pool.count(question["id"]), seed=0, step=0)
                     question = (records[0] if records else {}) | question
                     if not question.get("problem") or not question.get("answer"):
-                        raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or answer; "
-                                         "give --data=QUESTIONS")
+                        raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or "
+                                         "answer; give --data=QUESTIONS")
                     prompt = question.get("prompt") or INSTRUCTION[0] + question["problem"] + INSTRUCTION[1]
                     total += len(records)
                     rows.append({"data_source": question.get("source") or "rlep", "ability": "math", "id": question["id"],
@@ -955,7 +967,7 @@ VERDICT = {True: "right", False: "wrong answer", None: "gold answer not readable
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="replay.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function):
