@@ -60,11 +60,19 @@ MAX_ITEMS = 60                  # of two lists, left to pair after the items tha
 INT_BITS = 20_000               # of a folded integer (2006! has 19,120); bigger results stay unevaluated
 FRACTION_BITS = 3_000           # of both operands of a fraction operation: their gcd takes quadratic time
 MAX_NODES, MAX_SIZE = 300, 400  # tree nodes, digits in the literals: of an expression in the numeric stage
+MAX_WORK = 60_000               # steps (a few microseconds each) of reading one text, and of comparing one pair
 WORKER_BYTES = 256 << 20        # address space of a worker process
+BUDGET = threading.local()      # steps left: counted, not timed, so that the verdict is the same on any machine
 
 
 class Unreadable(Exception):
     """Text this reader can't make a value of, or a pair it can't decide; the message is the kind that is counted."""
+
+
+def spend(steps):
+    BUDGET.left = getattr(BUDGET, "left", MAX_WORK) - steps
+    if BUDGET.left < 0:
+        raise Unreadable("limit")
 
 
 class Hard(Exception):
@@ -109,6 +117,8 @@ def last_box(text, end):
 
 def extract_answer(response):
     """The final answer of a response, or None. A box that is cut at the end is None, whatever came before it."""
+    if not isinstance(response, str):
+        return None
     box = last_box(response, len(response))
     if not box:
         return trim(answer_line(response)) if box is None else None
@@ -507,6 +517,7 @@ def small(p, q):
 
 def add(*terms):
     total, rest = Fraction(0), []
+    spend(len(terms))
     for t in (u for t in terms for u in (t[1:] if t[0] == "add" else (t,))):
         if t[0] == "inf" and len(terms) > 1:
             raise Unreadable("undefined")
@@ -520,6 +531,7 @@ def add(*terms):
 
 def mul(*factors):
     total, rest = Fraction(1), []
+    spend(sum(len(t) - 1 if t[0] == "mul" else 1 for t in factors))
     for t in (u for t in factors for u in (t[1:] if t[0] == "mul" else (t,))):
         if t[0] == "num" and small(total, t[1]):
             total *= t[1]
@@ -559,6 +571,7 @@ def root(n, k):
 
 
 def power(base, e):
+    spend(1)
     if base[0] == "inf":
         raise Unreadable("undefined")
     if e == ZERO and base != ZERO:
@@ -625,14 +638,17 @@ def func(name, *args):
         if name in ("gcd", "lcm") and whole and len(values) < 20:
             return num((math.gcd if name == "gcd" else math.lcm)(*map(int, values)))
         if name == "!" and whole and 0 <= v <= 2100:
+            spend(int(v))
             return num(math.factorial(int(v)))
         if name == "binom" and whole and 0 <= v <= 2000 and values[1] >= 0:
+            spend(int(v))
             return num(math.comb(int(v), int(values[1])))
         if name == "!" and (not whole or v < 0):
             raise Unreadable("undefined")
     if name == "binom":
         k = args[1]
         if k[0] == "num" and 0 <= k[1] <= 30 and k[1].denominator == 1:
+            spend(20 * int(k[1]))
             terms = [add(x, num(-j)) for j in range(int(k[1]))]
             return mul(num(Fraction(1, math.factorial(int(k[1])))), *terms)
         return mul(func("!", x), inverse(mul(func("!", k), func("!", add(x, neg(k))))))
@@ -652,6 +668,7 @@ BUILD = {"add": add, "mul": mul, "pow": power, "fn": func}
 
 def walk(v, f):
     """A value with f applied to its leaves, expressions folded anew."""
+    spend(1)
     if v[0] in BUILD:
         return BUILD[v[0]](*(x if isinstance(x, str) else walk(x, f) for x in v[1:]))
     if v[0] in ("num", "sym", "const", "inf", "unit", "pm"):
@@ -676,6 +693,7 @@ def show(v):
     """A value as text with sums and products in a fixed order: for people, and equal for equal trees."""
     if not isinstance(v, tuple):
         return str(v)
+    spend(1)
     tag, rest = v[0], v[1:]
     if tag == "num":
         q = v[1]
@@ -1389,6 +1407,7 @@ def prime_root(q):
 
 def residue(v, exact):
     """Image of an expression in the field; exact[0] becomes False if parts were taken as unknowns."""
+    spend(20 if v[0] == "pow" else 2)
     tag = v[0]
     if tag == "num":
         if bits(v[1]) > 250:           # long enough to be made to hit the prime
@@ -1412,6 +1431,7 @@ def residue(v, exact):
         if e.denominator == 1:
             r = residue(v[1], exact)
         elif e.denominator == 2 and v[1][0] == "num" and v[1][1] > 0 and bits(v[1][1]) <= 250:
+            spend(300)
             top, bottom = square_root(v[1][1].numerator), square_root(v[1][1].denominator)
             r = top * pow(bottom, -1, PRIME) if top and bottom else None
         if r is not None:
@@ -1568,6 +1588,7 @@ def numeric_zero(g, a):
     fine = 200 + 2 * size
 
     def differ(digits, env):
+        spend((n1 + n2) * (2 if digits == 60 else 12))
         at = Balls(mpmath.mp, digits, env, real)
         (x, r), (y, s) = at(g), at(a)
         with mpmath.mp.workdps(digits + 10):
@@ -1620,6 +1641,7 @@ def read(text, mode=0):
     if text is None:
         return ("text", ""), "empty"
     plain = ""
+    BUDGET.left = MAX_WORK
     try:
         plain = re.sub(r"\s+", " ", latex(text))
         if any(unicodedata.category(c) in ("Cc", "Cs", "Co", "Cf") for c in plain):
@@ -1687,6 +1709,7 @@ def compare(answer, gold, deep):
         (a, p), (g, q) = read(answer, mode), read(gold, mode)
         if p or q:
             continue
+        BUDGET.left = MAX_WORK
         try:
             if same(g, a, deep):
                 return True, "numeric" if deep else "exact", "equal values"
@@ -1902,7 +1925,7 @@ def shared(workers, time_limit):
         return SHARED[workers, time_limit]
 
 
-def decide(answer, gold, time_limit=0.8):
+def decide(answer, gold, time_limit=0.6):
     """(verdict, stage, why) of a bare answer."""
     v = shared(1, time_limit)
     return v.easy(answer, gold) or v.solve([(answer, gold)])[answer, gold]
@@ -1926,7 +1949,11 @@ def canonical(answer):
     if not isinstance(answer, str):
         return ""
     v, problem = read(answer)
-    return (answer if problem == "too long" else v[1]) if problem else key(v)
+    BUDGET.left = MAX_WORK
+    try:
+        return v[1] if problem else key(v)
+    except Unreadable:
+        return trim(answer) or ""
 
 
 def key(v):
@@ -1952,6 +1979,7 @@ def explain(gold, response):
     for label, text in (("gold", gold), ("answer", answer)):
         if text is not None:
             value, problem = read(text)
+            BUDGET.left = MAX_WORK
             print(f"{label:<10}{text!a}  read as  {ascii(show(value))}  ({problem or kind_of(value)})")
     if answer is None:
         print("verdict   wrong: no balanced box, no answer line, or nothing in it (stage: extract)")
