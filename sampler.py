@@ -370,8 +370,9 @@ class VLLMSampler:
         copies = n if temperature > 0 else min(n, 1)  # greedy samples are all the same one
         if not copies or not prompts:
             return [[] for _ in prompts]
+        stops = [i for i in self.policy.stop_ids if i < self.policy.vocab]
         params = [SamplingParams(n=copies, seed=seed, temperature=temperature, top_p=top_p, max_tokens=max_tokens, logprobs=0,
-                                 stop_token_ids=self.policy.stop_ids, ignore_eos=True, detokenize=False) for seed in seeds]
+                                 stop_token_ids=stops, ignore_eos=True, detokenize=False) for seed in seeds]
         with globals_kept():  # its CPU kernel takes from torch's global generator, beside the seeds
             outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=bool(progress),
                                         lora_request=self.request)
