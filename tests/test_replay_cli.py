@@ -218,7 +218,7 @@ def test_stats_and_show(at, capsys):
     assert "No such file" in run(capsys, "stats", "p.jsonl", "--plot=no/folder.png", code=2)
 
 
-@pytest.mark.skipif(not MATH.exists(), reason="needs the shared data")
+@pytest.mark.skipif(not MATH.exists(), reason="no such data here")
 def test_import_of_real_answers(at, tokenizers, capsys):
     out = run(capsys, "import", MATH, "--pool=p.jsonl", f"--tokenizer={tokenizers[0]}", "--workers=2")
     rows = [json.loads(line) for line in MATH.read_text().splitlines()]
