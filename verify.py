@@ -14,15 +14,18 @@ Stages, each only for what the one before left open:
               of a result bounded before it is computed; values of different types are never equal.
   4 residue   rational expressions in symbols, i, pi, e and square roots of integers map to a 300-bit prime field. A ring
               homomorphism keeps equalities, so a residue other than 0 proves "different"; a chance 0 has probability
-              below 2^-200 (taking pi and e as algebraically independent; literals over 200 bits go on to stage 5).
-  5 numeric   the rest (trig, logs, nested radicals): ball arithmetic with mpmath, every value with a bound of its error.
-              "Different" is decided only when the difference exceeds its error bound; "equal" when it doesn't at 60
-              and at 200 + 2 * size digits, at every one of 5 points, with a bound below 10^-100. Runs in a worker process.
+              below 2^-200 (taking pi and e as algebraically independent; literals over 250 bits go on to stage 5).
+  5 numeric   the rest (trig, logs, cube roots, nested radicals): ball arithmetic with mpmath, every value with a bound of
+              its error. "Different" is decided only where the difference exceeds its bound; "equal" when it doesn't at 30
+              points with 60 digits, nor at 3 to 5 of them with 200 + 2 * (digits in the literals) and a bound below
+              10^-100 (relative, or 10^-(100 + digits) absolute). Runs in a worker process.
 
-No model text reaches eval, sympify or a LaTeX library; sympy isn't needed at all. Stages 1-4 do bounded work by
-construction; stage 5 too, and its process has a memory limit and is killed and replaced when over its time. Undecided is
-"not correct" and counted: limits exceeded, towers of powers, functions not in the table, sums, integrals, limits, systems
-given in another form (x^2 = 4 against x = 2 or x = -2), sets described by a property.
+No model text reaches eval, sympify or a LaTeX library; sympy isn't needed at all. All stages do bounded work by
+construction, counted in steps and not in seconds, so that a verdict depends on nothing but the two texts; stage 5 also has
+a memory limit, and its process is killed and replaced when over its time. Undecided is "not correct" and counted: limits
+exceeded, towers of powers, functions that aren't in the table, sums, integrals, limits, equations solved on one side only
+(x^2 = 4 against x = 2 or x = -2), |x| < 2 against -2 < x < 2, an order of irrational interval ends. A gold that can't be
+read gives None and is reported once; one beyond the parser (an integral) is read as text and matched whole.
 
 Conventions chosen where usage differs:
   - symbols are real; an identity must hold wherever both sides are defined as real functions, so sqrt(1/n) = 1/sqrt(n),
@@ -268,8 +271,8 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
      lambda m: "_{%s}" % BASES.get(m[1], m[1])),
     (r"^\s*(?:\(|\\(?:text|mathrm)\s*\{)([0-9A-F]+)[)}]\s*_", r"\1_"),
-    (r"^\s*(?:\\text\s*\{\s*)?(?:[Tt]he )?(?!(?:%s)\b)[A-Za-z][a-z]{3,}(?: [a-z]+){0,3}\s*\}?\s*=" % "|".join(sorted(FUNCTIONS)),
-     "name="))]                        # Area = 12
+    (r"^\s*(?:\\text\s*\{\s*)?(?:[Tt]he )?(?!(?:%s)\b)[A-Za-z][a-z]{3,}(?: [a-z]+){0,3}\s*\}?\s*="
+     % "|".join(sorted(FUNCTIONS)), "name="))]                                               # Area = 12
 
 
 def unit_tokens(words, loose):
@@ -315,7 +318,7 @@ class Tokens(list):
             getattr(self, "on_" + m.lastgroup)(m)
         if self.stack:
             raise Unreadable("incomplete")
-        self.append(("end", ""))
+        self.append(("eof", ""))
 
     def put(self, kind, text=""):
         self.append((kind, text))
@@ -343,7 +346,7 @@ class Tokens(list):
 
     def fallback(self, m):             # the same place again, as a plain number or word
         self.pos = m.start()
-        m = re.compile(r"(?P<num>[0-9]+(?:\.[0-9]+)?)|(?P<word>[A-Za-z]+)").match(self.text, self.pos)
+        m = re.compile(r"(?P<num>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<word>[A-Za-z]+)").match(self.text, self.pos)
         self.pos = m.end()
         getattr(self, "on_" + m.lastgroup)(m)
 
@@ -463,7 +466,7 @@ class Tokens(list):
             self.put(low)
         elif low in ("infinity", "infty", "inf", "oo"):
             self.put("inf")
-        elif w in ("U", "union", "cup") and self and self[-1][0] in (")", "]", "\\}") and s[m.end():].lstrip(" \\")[:1] in tuple("([{l"):
+        elif w in ("U", "union", "cup") and self and self[-1][0] in (")", "]", "\\}") and re.match(r"[ \\]*[(\[{l]", s[m.end():]):
             self.put("cup")
         elif low == "pi":
             self.put("const", "pi")
@@ -730,9 +733,9 @@ def scalar(v):
 SIGNS = {"+": 1, "-": -1, "pm": 1, "mp": -1}
 SEPARATORS = (",", ";", "and", "or")
 RELATIONS = ("=", "<", ">", "<=", ">=", "!=", "in")
+BEFORE_UNIT = {"num", "sym", "const", "unit", ")", "]", "}", "|", "!", "/", "*"}
 CLOSERS = {"(": (")", "]"), "[": (")", "]"), "<(": (")>",)}
-STARTS = {"num", "base", "sym", "const", "inf", "unit", "fn", "frac", "sqrt", "binom", "(", "[", "{", "|", "lfloor", "lceil", "begin",
-          "<("}
+STARTS = set("num base sym const inf unit fn frac sqrt binom ( [ { | lfloor lceil begin <(".split())
 NAME = re.compile(r"s(\^(\{-n\}|-n|\{\(n\)\}))?(\([sn](,[sn])*\))?|S+|\|S+\||\(s(,s)+\)")
 
 
@@ -749,8 +752,8 @@ class Parser:
     def take(self, kind=None):
         tok = self.toks[self.i]
         if kind and tok[0] != kind:
-            raise Unreadable("incomplete" if tok[0] == "end" else "syntax")
-        self.i += tok[0] != "end"
+            raise Unreadable("incomplete" if tok[0] == "eof" else "syntax")
+        self.i += tok[0] != "eof"
         return tok
 
     def enter(self):
@@ -760,7 +763,7 @@ class Parser:
 
     def whole(self):
         v = collect(*self.items(True))
-        self.take("end")
+        self.take("eof")
         return v
 
     def items(self, expand):
@@ -804,7 +807,8 @@ class Parser:
         """What the left of `=` names: the symbol, "*" for f(x), AB and the like, None when it is no name."""
         toks = self.toks[start:end]
         kinds = {"sym": "s", "num": "n"}
-        shape = "".join("S" if k == "sym" and t.isupper() and len(toks) > 1 and toks[1][0] != "(" else kinds.get(k, k) for k, t in toks)
+        letters = len(toks) > 1 and toks[1][0] != "("          # AB, but f(x)
+        shape = "".join("S" if k == "sym" and letters and t.isupper() else kinds.get(k, k) for k, t in toks)
         if shape == "s":
             return toks[0][1] if toks[0][1][:5] not in ("name", "angle", "trian", "overl") else "*"
         return "*" if NAME.fullmatch(shape) else None
@@ -893,6 +897,9 @@ class Parser:
             v = self.mixed(text) if self.kind == "frac" and isinstance(text, str) and text.isdigit() else num(text)
         elif kind in ("sym", "const", "unit"):
             v = (kind, text)
+            if kind == "unit" and (self.i < 2 or self.toks[self.i - 2][0] not in BEFORE_UNIT) and not (
+                    self.kind in STARTS and text in MONEY.values()) and not (self.i > 1 and text not in ("%", "deg")):
+                raise Unreadable("syntax")                     # a unit of nothing would be worth 1
             if kind == "sym" and text.rstrip("'")[:1] in tuple("fghFG") and len(text.rstrip("'")) == 1 and self.kind == "(":
                 self.take()
                 args, _ = self.items(False)
@@ -928,7 +935,7 @@ class Parser:
         elif kind == "begin":
             v = self.matrix(text)
         else:
-            raise Unreadable({"end": "incomplete", "}": "incomplete", "word": "words"}.get(kind, "syntax"))
+            raise Unreadable({"eof": "incomplete", "}": "incomplete", "word": "words"}.get(kind, "syntax"))
         self.depth -= 1
         return v
 
@@ -1000,14 +1007,14 @@ class Parser:
         closer = self.take()[0]
         self.bars = saved
         if closer not in CLOSERS[opening] or {"and", "or"} & seps:
-            raise Unreadable("incomplete" if closer == "end" else "syntax")
+            raise Unreadable("incomplete" if closer == "eof" else "syntax")
         if len(found) == 1:
             if (opening, closer) in (("(", "]"), ("[", ")")):
                 raise Unreadable("syntax")
             return found[0] if opening != "<(" else ("tuple", *found)
         if opening == "(" and closer == ")" or opening == "<(":
             return ("tuple", *found)
-        if len(found) == 2 and all(v[0] in EXPRESSION for v in found):
+        if len(found) == 2 and all(v[0] in EXPRESSION for v in found) and not less(found[1], found[0]):
             return ("union", ("int", *found, opening == "[", closer == "]"))
         if opening != "[" or closer != "]":
             raise Unreadable("syntax")
@@ -1090,8 +1097,8 @@ def signs(v):
     which = sorted({x[1] for x in leaves(v) if x[0] == "pm"})
     if not which:
         return [v]
-    if len(which) > 3:
-        raise Unreadable("limit")
+    if len(which) > 3 or v[0] == "rel":
+        raise Unreadable("limit" if len(which) > 3 else "type")
     out = []
     for choice in product((ONE, MINUS), repeat=len(which)):
         sign = dict(zip(which, choice, strict=True))
@@ -1104,7 +1111,7 @@ def equation(sides, name):
     if len(sides) > 2:
         if len({s for s in sides if s[0] == "num"}) > 1:
             raise Unreadable("type")
-        return ("eq", sides[0], sides[-1], name or "*")
+        return ("eq", sides[-1], sides[-1], name or "*")
     if name and name != "*" and sides[1][0] in EXPRESSION and name in symbols(sides[1]):
         name = None                    # x = 2x + 3 gives x no value
     return ("eq", *sides, name)
@@ -1131,7 +1138,9 @@ def as_region(v):
     """Intervals, inequalities in one symbol and sets of points as a union of intervals; None for anything else."""
     if v[0] == "union":
         return merge(v[1:])
-    if v[0] == "tuple" and len(v) == 3 and v[1][0] in EXPRESSION and v[2][0] in EXPRESSION:
+    if v[0] == "tuple" and len(v) == 3 and all(x[0] in EXPRESSION for x in v[1:]):
+        if all(x[0] in ("num", "inf") for x in v[1:]) and not less(v[1], v[2]):
+            return None
         return merge([("int", v[1], v[2], False, False)])
     if v[0] == "set" and all(x[0] == "union" for x in v[1:]):
         return merge([i for x in v[1:] for i in x[1:]])
@@ -1242,6 +1251,8 @@ def same(g, a, deep):
         g = g[1]
     if a[0] == "set" and len(a) == 2:
         a = a[1]
+    if g == a:
+        return True
     if "eq" in (g[0], a[0]):
         return same_equation(g, a, deep)
     kg, ka = kind_of(g), kind_of(a)
@@ -1304,8 +1315,8 @@ def same_equation(g, a, deep):
 
 def same_inequality(g, a, deep):
     """Relations (op, left, right), flips done: the differences must be in a constant ratio, positive where it matters."""
-    if g[0] != a[0]:
-        return False
+    if g[0] != a[0] or g == a:
+        return g == a
     r = ratio(add(g[1], neg(g[2])), add(a[1], neg(a[2])), deep)
     return r is not None and (g[0] == "!=" or r[0] == "num" and r[1] > 0)
 
@@ -1313,7 +1324,7 @@ def same_inequality(g, a, deep):
 def ratio(g, a, deep):
     """The non-zero constant g / a as a tree, or None. It is read off at one point, then shown to hold everywhere."""
     if "inf" in (g[0], a[0]) or symbols(g) != symbols(a) or not symbols(g):
-        return ONE if g == a else None
+        return None
     for k in (2, 3, 5):                # a point where a isn't 0
         def at(t, k=k):
             return num(k + 3 * names.index(t[1])) if t[0] == "sym" else t
@@ -1334,6 +1345,11 @@ def units(v):
     found = sorted({x[1] for x in leaves(v) if x[0] == "unit"})
     if not found or found == ["unit"]:
         return walk(v, lambda t: ONE if t[0] == "unit" else t), ""
+    if v[0] == "add":                  # 30 degrees + 45 degrees, but not 3 + 2 cm
+        names = {units(t)[1] for t in v[1:]}
+        if len(names) != 1:
+            raise Unreadable("units")
+        return walk(v, lambda t: ONE if t[0] == "unit" else t), names.pop()
     parts = v[1:] if v[0] == "mul" else (v,)
     shape = show(mul(*(p for p in parts if any(x[0] == "unit" for x in leaves(p)))))
     shape = shape if all(x[0] in ("unit", "num") for p in parts for x in leaves(p)) else " ".join(found)
@@ -1547,7 +1563,8 @@ class Balls:
                 raise Undefined
             x = max(min(x, mp.mpf(1)), mp.mpf(-1))
             slope = 1 - (abs(x) + r) ** 2
-            return (mp.asin if name == "arcsin" else mp.acos)(x), (r / mp.sqrt(slope) if slope > r else 4 * mp.sqrt(r)) + self.eps
+            bound = r / mp.sqrt(slope) if slope > r else 4 * mp.sqrt(r)
+            return (mp.asin if name == "arcsin" else mp.acos)(x), bound + self.eps
         if name in ("floor", "ceil"):
             if abs(x - mp.nint(x)) <= r:
                 raise Undefined
@@ -1668,7 +1685,8 @@ def readable(gold):
     value, problem = read(gold)
     if problem in (None, "words", "command", "environment", "syntax", "type", "arguments", "character") and value[1:] != ("",):
         text = latex(trim(gold))
-        return None if closing("{" + text + "}", 0) == len(text) + 1 and re.search(r"[^\W_]|\\[A-Za-z]|\\\{", text) else "braces"
+        closed = closing("{" + text + "}", 0) == len(text) + 1
+        return None if closed and re.search(r"[^\W_]|\\[A-Za-z]|\\\{", text) else "braces"
     return problem or "empty"
 
 
@@ -1813,7 +1831,8 @@ class Verifier:
 
     def reset(self):                   # a forked child has no workers of its own yet and must not use its parent's
         for w in getattr(self, "workers", []):
-            os.close(w.process.stdin.fileno()) if not w.process.stdin.closed else None
+            w.process.stdin.close()
+            w.process.stdout.close()
         self.workers, self.lock, self.decided = [], threading.Lock(), {}
 
     def verify_batch(self, responses, golds, ids=None):
@@ -1985,7 +2004,8 @@ def explain(gold, response):
         print("verdict   wrong: no balanced box, no answer line, or nothing in it (stage: extract)")
         return
     verdict, stage, why = decide(answer, gold)
-    print(f"verdict   {'the gold is unreadable' if verdict is None else 'correct' if verdict else 'wrong'}: {why} (stage: {stage})")
+    name = "the gold is unreadable" if verdict is None else "correct" if verdict else "wrong"
+    print(f"verdict   {name}: {why} (stage: {stage})")
 
 
 def rows_of(path):
@@ -2032,8 +2052,9 @@ def score(path, workers, time_limit):
 
 
 def main():
-    p = argparse.ArgumentParser(description="Is the final answer of a response equal to the gold answer?", epilog=
-                                r"""examples:  python verify.py "\frac{1}{2}" "so \boxed{0.5}"    |    python verify.py responses.jsonl""")
+    p = argparse.ArgumentParser(
+        description="Is the final answer of a response equal to the gold answer?",
+        epilog=r"""examples:  python verify.py "\frac{1}{2}" "so \boxed{0.5}"   or   python verify.py responses.jsonl""")
     p.add_argument("gold", help="the gold answer; or alone, a JSONL file of rows with answer and response or responses")
     p.add_argument("response", nargs="?", help="the whole response, with its box or answer line")
     p.add_argument("--workers", type=int, default=2, help="processes for the numeric stage (2)")

@@ -1,9 +1,9 @@
 """Benchmark of verify.py: the table of cases by kind, real answers, throughput, a training step's batch, hostile text.
 
     python tests/bench/verify.py                      math-verify 0.9.0 is measured in the same run where it is installed
-    python tests/bench/verify.py --responses=../shared/data/math_responses.jsonl
+    python tests/bench/verify.py --responses=rows.jsonl    rows of {"answer", "responses", "correct": labels}
 
-The peer gets the bare answer in `$...$`, which is its best setting: behind an extraction of the last box or answer line.
+In the table the peer gets gold and bare answer in `$...$`, as behind an extraction of the last box or answer line.
 """
 import argparse
 import json
