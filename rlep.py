@@ -28,6 +28,7 @@ import re
 import shutil
 import sys
 import time
+import uuid
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -172,13 +173,27 @@ def informative(group: Group) -> bool:
     return len({row.correct for row in group.rows if not row.replayed}) > 1
 
 
-def replay_rows(s: Settings, pool: Pool, group: Group, step: int) -> list[Row]:
+def replay_rows(s: Settings, pool: Pool, group: Group, step: int, run: str) -> list[Row]:
     """Up to M stored answers for the group's question; fewer where the pool has fewer."""
+    question = group.question["id"]
     if sum(row.correct for row in group.rows) > s.replay_hard * len(group.rows):  # ablation: hard questions only
         return []
-    draws = pool.draw(group.question["id"], s.replay, s.seed, step, select=s.replay_select, repeats=s.replay_repeats)
-    draws += pool.draw(group.question["id"], s.replay_failures, s.seed, step, failures=True)  # ablation: negative replay
+    if s.replay_rate < 1 and (pool.success_rate(question) or 0.0) > s.replay_rate:  # ablation: by the collection's success rate
+        return []
+    only = dict(run=run, max_age=s.grow_age or None)  # of this run's own answers, those of earlier steps
+    draws = pool.draw(question, s.replay, s.seed, step, select=s.replay_select, repeats=s.replay_repeats, **only)
+    draws += pool.draw(question, s.replay_failures, s.seed, step, failures=True, **only)  # ablation: negative replay
     return [Row(d["response_ids"], d["reward"], d["reward"] > 0, d["finish_reason"], True) for d in draws]
+
+
+def grow_pool(pool: Pool, groups: list[Group], step: int, run: str, tokenizer) -> None:
+    """Append the step's right fresh answers. After a crash the repeated step appends nothing twice (once=True)."""
+    for group in groups:
+        q, rows = group.question, [row for row in group.rows if row.correct and row.finish_reason == "stop"]
+        texts = decode(tokenizer, rows)
+        pool.append([{"question_id": q["id"], "problem": q["problem"], "answer": q["answer"], "response": text, "response_ids": row.ids,
+                      "finish_reason": "stop", "reward": 1.0, "sampler_logprob": sum(row.sampler_logprobs), "run": run, "step": step,
+                      "source": q["source"]} for row, text in zip(rows, texts)], once=True)
 
 
 @torch.no_grad()
@@ -409,17 +424,22 @@ def open_run(s: Settings) -> tuple[str | None, object]:
     return (checkpoints(s.out) or [None])[-1], lock
 
 
-def begin_run(s: Settings, done: int, fresh: bool) -> None:
+def begin_run(s: Settings, done: int, fresh: bool) -> str:
     """Write config.json, and cut the logs back to the step to continue from: what comes after is made again, the same.
-    A fresh start with --overwrite deletes the old run first."""
+    A fresh start with --overwrite deletes the old run first. Returns the run's id, which it keeps for life."""
     for name in os.listdir(s.out) if fresh and s.overwrite else []:
         path = os.path.join(s.out, name)
         shutil.rmtree(path) if os.path.isdir(path) else name != ".lock" and os.remove(path)
+    config, run = os.path.join(s.out, "config.json"), uuid.uuid4().hex[:12]
+    if os.path.exists(config):
+        with open(config) as f:
+            run = json.load(f)["run"]
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
-    write_json(os.path.join(s.out, "config.json"), {"command": "train", "settings": dataclasses.asdict(s), "versions": versions,
+    write_json(config, {"command": "train", "run": run, "settings": dataclasses.asdict(s), "versions": versions,
                                                     "python": sys.version.split()[0]})
     for name in ("metrics.jsonl", "samples.jsonl"):
         keep_lines(os.path.join(s.out, name), lambda record: not fresh and record["step"] <= done)
+    return run
 
 
 def save_run(policy: Policy, optimizer, s: Settings, step: int, position: int) -> None:
@@ -479,10 +499,10 @@ def train(s: Settings) -> None:
     sampler = make_sampler(policy, s, longest_row(policy, s, questions + held_out))
     pool = None
     if s.pool:
-        pool = Pool(s.pool, readonly=True, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit)
+        pool = Pool(s.pool, readonly=not s.grow_pool, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit)
         covered = sum(q["id"] in pool for q in questions)
         print(f"pool: {len(pool)} answers; {covered} of {len(questions)} questions covered")
-        if not covered:
+        if not covered and not s.grow_pool:
             raise InputError(f"--pool={s.pool}: holds no answer to any question of --data={s.data}; was it collected on other data?")
     describe(s, questions, policy, sampler)
 
@@ -493,7 +513,7 @@ def train(s: Settings) -> None:
         random.setstate(state["python_rng"])
         print(f"continuing after step {done} of {s.steps}" if done < s.steps else
               f"finished: {done} steps are done; a larger --steps continues, --overwrite starts again", flush=True)
-    begin_run(s, done, fresh=checkpoint is None)
+    run = begin_run(s, done, fresh=checkpoint is None)
 
     def log(step: int, record: dict, records: list[dict]) -> None:
         """Append to metrics.jsonl; after an evaluation also one response of each of four questions, and the curves."""
@@ -526,8 +546,10 @@ def train(s: Settings) -> None:
 
         # 3. replay: add up to M stored answers to each question's group
         if pool is not None:
+            if s.grow_pool:  # ablation: the pool takes in what this run finds
+                grow_pool(pool, groups, step, run, tokenizer)
             for group in groups:
-                group.rows = group.rows + replay_rows(s, pool, group, step)
+                group.rows = group.rows + replay_rows(s, pool, group, step, run)
 
         # 4. advantages over each mixed group
         rows = [row for group in groups for row in group.rows]

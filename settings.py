@@ -53,7 +53,11 @@ class Settings:
     replay_repeats: bool = option(False, "t", "replay", "fill up to M with repeats where a question has fewer distinct answers")
     replay_select: str = option("random", "t", "replay", "which of a question's answers", choices=("random", "shortest", "likeliest", "unlikeliest"))
     replay_hard: float = option(1.0, "t", "replay", "replay only where at most this share of the fresh rollouts is right; 1 is everywhere", 0, 1)
+    replay_rate: float = option(1.0, "t", "replay", "replay only questions of which at most this share of the collected samples was right; 1 is everywhere", 0, 1)
     replay_failures: int = option(0, "t", "replay", "stored wrong answers added as well (negative replay; collect with --keep_failures)", 0)
+
+    grow_pool: bool = option(False, "t", "replay", "append the right fresh answers of this run to --pool, to be replayed from the next step on")
+    grow_age: int = option(0, "t", "replay", "steps after which an answer that this run appended is no longer replayed; 0 is never", 0)
 
     overlong_buffer: int = option(512, "t", "reward", "tokens before response_limit over which the penalty grows; 0 is off", 0)
     overlong_factor: float = option(1.0, "t", "reward", "penalty at response_limit", 0)

@@ -124,7 +124,7 @@ def mixed_groups(w, policy, **changes):
     verifier.close()
     pool = Pool(w["pool"], readonly=True)
     for group in groups:
-        group.rows = group.rows + rlep.replay_rows(s, pool, group, 1)
+        group.rows = group.rows + rlep.replay_rows(s, pool, group, 1, "run")
     rows = [row for group in groups for row in group.rows]
     labels = [i for i, group in enumerate(groups) for _ in group.rows]
     for row, advantage in zip(rows, rlep.group_advantages([r.reward for r in rows], labels).tolist()):
@@ -243,7 +243,7 @@ def test_dynamic_sampling_takes_whole_informative_groups(world, tmp_path, monkey
 
 @pytest.mark.parametrize("options", [
     ["--advantage_std=false"], ["--kl_coef=0.1"], ["--replay_hard=0.5"], ["--replay_select=shortest"], ["--replay_select=likeliest"],
-    ["--replay_repeats"], ["--rollouts=0"], ["--lora_rank=4", "--kl_coef=0.1"], ["--activation_checkpointing"], ["--overlong_buffer=14"], ["--max_questions=3"]])
+    ["--replay_repeats"], ["--replay_rate=0.5"], ["--rollouts=0"], ["--lora_rank=4", "--kl_coef=0.1"], ["--activation_checkpointing"], ["--overlong_buffer=14"], ["--max_questions=3"]])
 def test_ablations_run(world, tmp_path, options):
     train(world, tmp_path / "run", "--steps=2", *options)
     last = records(tmp_path / "run")[-1]
@@ -269,6 +269,33 @@ def test_negative_replay(world, tmp_path):
     assert records(tmp_path / "run")[1]["replay/reward"] == 0 and records(tmp_path / "run")[1]["replay/rows"] == 8
     train(w, tmp_path / "without", "--steps=1")
     assert records(tmp_path / "without")[1]["replay/reward"] == 1 and records(tmp_path / "without")[1]["replay/rows"] == 4
+
+
+def test_growing_pool_takes_in_right_answers_and_replays_those_of_earlier_steps(world, tmp_path, monkeypatch):
+    seen, real = [], rlep.update
+    monkeypatch.setattr(rlep, "update", lambda policy, o, s, groups, r: seen.append(groups) or real(policy, o, s, groups, r))
+    w = world | {"pool": str(tmp_path / "pool.jsonl")}
+    options = ["--grow_pool", "--lr=1e-5", "--rollouts=16", "--max_questions=4"]
+    train(w, tmp_path / "run", "--steps=4", *options)
+    found = set()  # (question, ids) of right answers of the steps before
+    for groups in seen:
+        for group in groups:
+            for row in group.rows:
+                assert not row.replayed or (group.question["id"], tuple(row.ids)) in found
+        found |= {(g.question["id"], tuple(r.ids)) for g in groups for r in g.rows if r.correct and r.finish_reason == "stop"}
+    assert sum(row.replayed for groups in seen for g in groups for row in g.rows) > 0
+    stored = [json.loads(line) for line in open(w["pool"])]
+    assert {(r["question_id"], tuple(r["response_ids"])) for r in stored} == found and {r["step"] for r in stored} <= {1, 2, 3, 4}
+
+    w = world | {"pool": str(tmp_path / "other.jsonl")}  # stopped after a step that is then made again
+    train(w, tmp_path / "other", "--steps=2", *options)
+    train(w, tmp_path / "other", "--steps=4", "--save_every=100", *options)
+    import shutil
+    shutil.rmtree(tmp_path / "other" / "checkpoints" / "step-000004")
+    train(w, tmp_path / "other", "--steps=4", *options)
+    assert records(tmp_path / "other") == records(tmp_path / "run")
+    assert [{k: v for k, v in json.loads(line).items() if k not in ("run", "more")} for line in open(w["pool"])] == [
+        {k: v for k, v in r.items() if k not in ("run", "more")} for r in stored]
 
 
 # -------------------------------------------------------------------------------------------------------------- resume
