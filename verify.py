@@ -62,7 +62,7 @@ MAX_DEPTH = 25                  # nesting in the parser (8 Python frames a level
 MAX_ITEMS = 60                  # of two lists, left to pair after the items that are the same are removed
 INT_BITS = 20_000               # of a folded integer (2006! has 19,120); bigger results stay unevaluated
 FRACTION_BITS = 3_000           # of both operands of a fraction operation: their gcd takes quadratic time
-MAX_NODES, MAX_SIZE = 300, 400  # tree nodes, digits in the literals: of an expression in the numeric stage
+MAX_NODES, MAX_SIZE = 200, 400  # tree nodes, digits in the literals: of an expression in the numeric stage
 MAX_WORK = 60_000               # steps (a few microseconds each) of reading one text, and of comparing one pair
 WORKER_BYTES = 256 << 20        # address space of a worker process
 BUDGET = threading.local()      # steps left: counted, not timed, so that the verdict is the same on any machine
@@ -1605,7 +1605,7 @@ def numeric_zero(g, a):
     fine = 200 + 2 * size
 
     def differ(digits, env):
-        spend((n1 + n2) * (2 if digits == 60 else 12))
+        spend((n1 + n2) * (4 if digits == 60 else 24))
         at = Balls(mpmath.mp, digits, env, real)
         (x, r), (y, s) = at(g), at(a)
         with mpmath.mp.workdps(digits + 10):
