@@ -579,6 +579,8 @@ def train(s: Settings) -> None:
         # 7. log and evaluate
         record = {**step_metrics(s, groups, sums), "lr": lr, "position": position, "sampled_batches": len(sampled), "sampled_accuracy": mean(sampled),
                   **{f"verify/{kind}": n for kind, n in sorted((Counter(verifier.counts) - verified).items())}}
+        if sampler.name == "vllm":
+            record["time/swap"] = sampler.swap_seconds
         last, records = step == s.steps, []
         if held_out and (last or step % s.eval_every == 0):
             metrics, records = evaluate(s, held_out, s.eval_samples, sampler, verifier)
@@ -620,7 +622,8 @@ def collect(s: Settings) -> None:
         todo = [q for q in questions if q["id"] not in done]
         print(f"collect: {s.samples} samples of {len(todo)} questions ({len(questions) - len(todo)} done before)", flush=True)
         sampler.wake()
-        size = max(1, s.sampler_rows // s.samples)
+        # vLLM takes up a waiting answer as soon as one ends: of large batches it spends less time on the last few
+        size = max(1, s.sampler_rows * (8 if sampler.name == "vllm" else 1) // s.samples)
         bar = tqdm(total=len(todo), desc="collect", unit="question", disable=None)
         for batch in (todo[i:i + size] for i in range(0, len(todo), size)):
             seeds = [derive_seed(s.seed, "collect", q["id"]) for q in batch]
