@@ -27,9 +27,9 @@ if has_gpu || [ -n "${MODEL:-}" ]; then
     evaluation=(--samples=4)
 else
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # a model this small gains nothing from a second thread
-    common=(--response_limit=24)
-    train=(--questions=32 --rollouts=8 --mini_batch=8 --steps=80 --lr=3.5e-4 --warmup=5 --weight_decay=0 --overlong_buffer=0
-           --eval_every=5 --save_every=40)
+    common=(--response_limit=32)
+    train=(--questions=32 --rollouts=8 --mini_batch=8 --steps=60 --lr=2e-4 --warmup=5 --weight_decay=0 --overlong_buffer=0
+           --eval_every=5 --save_every=20)
     collect=(--samples=32 --temperature=1 --top_p=1)
     evaluation=(--samples=16)
 fi
