@@ -233,11 +233,11 @@ def refuse_expandable_segments(environment) -> None:
 def canary(gaps: np.ndarray, policy: Policy, temperature: float) -> tuple[float, float]:
     """Mean and largest |gap| of sampler and trainer log-probs of the same tokens; InputError beyond what numerics explain.
 
-    The limit is on the mean: single tokens may differ by more than 1 in bfloat16, where rare ones sit in the tail.
-    float32 on a CPU: 1e-5 on tiny models, 1e-4 on SmolLM2 with long answers, so 1e-3 leaves room and still sees a layer
-    that missed a few updates. bfloat16, with other kernels in the engine: 0.01 to 0.03 is usual, 0.1 is not; that sees
-    weights that never arrived (whole nats), but not one stale layer after an update at lr 1e-6. Temperature divides
-    logits and so their errors.
+    The limit is on the mean: in bfloat16 single rare tokens may differ by more than 1. float32 on a CPU: at most 6e-5 on
+    tiny models and 9e-5 on SmolLM2 (measured), so 1e-3 leaves room and still sees one layer that missed a few updates.
+    bfloat16, with other kernels in the engine: 0.01 to 0.03 is what others report, so 0.1; that sees weights or an adapter
+    that never arrived (whole nats), but not one stale layer after an update at lr 1e-6: watch mismatch_mean grow for that.
+    Temperature divides logits, and so their errors.
     """
     gaps = np.abs(gaps)
     mean, largest = float(gaps.mean()), float(gaps.max())
@@ -268,6 +268,9 @@ class VLLMSampler:
         # level 2 drops the engine's weights, the next wake brings all of them; an adapter alone needs the base kept (1)
         self.level, self.request, self.pushes = 1 if self.serves_adapter else 2, None, 0
         self.proven, self.mismatch, self.swap_seconds = False, (0.0, 0.0), 0.0
+        for adapter in policy.model.peft_config.values() if policy.lora else ():
+            if adapter.use_dora or adapter.modules_to_save or adapter.bias != "none":
+                raise InputError("vLLM gets plain LoRA only, no DoRA, biases or modules_to_save; --sampler=torch takes this adapter")
         if self.on_gpu:
             refuse_expandable_segments(os.environ)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
@@ -289,6 +292,13 @@ class VLLMSampler:
         config.vocab_size, config.dtype, config.pad_token_id = self.policy.vocab, self.policy.compute_dtype, None
         if hasattr(config, "quantization_config"):  # a 4-bit base is pushed dequantised
             del config.quantization_config
+        if not self.on_gpu:
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+            head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            sizes = CPUAttentionBackend.get_supported_head_sizes()
+            if head not in sizes:
+                raise InputError(f"vLLM on a CPU takes attention heads of {', '.join(map(str, sizes))}, not {head}; use --sampler=torch")
         with torch.device("meta"):
             plain = AutoModelForCausalLM.from_config(config)
         config.architectures = [type(plain).__name__]
@@ -301,8 +311,9 @@ class VLLMSampler:
             options |= dict(distributed_executor_backend="external_launcher")  # one engine per rank, on the trainer's group
         if self.on_gpu:
             options |= dict(enable_sleep_mode=True, gpu_memory_utilization=memory_fraction)
-        else:  # no sleep mode, no graphs
-            options |= dict(enforce_eager=True, kv_cache_memory_bytes=1 << 30)
+        else:  # no sleep mode, no graphs; prompts whole: vLLM 0.32 cannot split a seeded request's prompt on a CPU
+            options |= dict(enforce_eager=True, kv_cache_memory_bytes=1 << 30, enable_chunked_prefill=False,
+                            max_num_batched_tokens=max(longest, 4096))
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)
             self.llm = LLM(folder, load_format="dummy", skip_tokenizer_init=True, generation_config="vllm",

@@ -57,6 +57,19 @@ def make_base(folder: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def make_data(base: str, folder: str) -> None:
+    """Eight sums, and two stored answers to each."""
+    rng, tokenizer = random.Random(0), load_tokenizer(base)
+    sums = [(rng.randint(1, 9), rng.randint(1, 9), i) for i in range(8)]
+    with open(f"{folder}/questions.jsonl", "w") as f:
+        f.writelines(json.dumps({"id": str(i), "problem": f"{a}+{b}=", "prompt": f"{a}+{b}=", "answer": str(a + b), "source": "sums"}) + "\n"
+                     for a, b, i in sums)
+    with Pool(f"{folder}/pool.jsonl", tokenizer=fingerprint(tokenizer)) as pool:
+        for a, b, i in sums:
+            pool.append([{"question_id": str(i), "problem": f"{a}+{b}=", "answer": str(a + b), "response": f"{k}\nAnswer: {a + b}",
+                          "response_ids": [2 + k, 3, 4, 1], "finish_reason": "stop", "reward": 1.0, "sampler_logprob": -1.0} for k in range(2)])
+
+
 def check_swap(base: str, name: str, push: str = "merged", **loading) -> None:
     policy = load_policy(base, device="cuda", **loading)
     optimizer = make_optimizer(policy, 1e-3, 0.0, 0.9, 0.999)
@@ -117,15 +130,7 @@ def main() -> None:
         check_swap(base, "full weights")
         check_swap(base, "LoRA merged", lora_rank=16)
         check_swap(base, "LoRA adapter", lora_rank=16, push="adapter")
-        rng, tokenizer = random.Random(0), load_tokenizer(base)
-        numbers = [(rng.randint(1, 9), rng.randint(1, 9), i) for i in range(8)]
-        with open(f"{folder}/questions.jsonl", "w") as f:
-            f.writelines(json.dumps({"id": str(i), "problem": f"{a}+{b}=", "prompt": f"{a}+{b}=", "answer": str(a + b), "source": "sums"}) + "\n"
-                         for a, b, i in numbers)
-        with Pool(f"{folder}/pool.jsonl", tokenizer=fingerprint(tokenizer)) as pool:
-            for a, b, i in numbers:
-                pool.append([{"question_id": str(i), "problem": f"{a}+{b}=", "answer": str(a + b), "response": f"{k}\nAnswer: {a + b}",
-                              "response_ids": [2 + k, 3, 4, 1], "finish_reason": "stop", "reward": 1.0, "sampler_logprob": -1.0} for k in range(2)])
+        make_data(base, folder)
         check_run(base, folder, "full weights")
         check_run(base, folder, "LoRA", "--lora_rank=16", "--activation_checkpointing")
         check_run(base, folder, "QLoRA adapter", "--lora_rank=16", "--load_4bit", "--push=adapter", "--optimizer_8bit")

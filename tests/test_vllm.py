@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 pytest.importorskip("vllm", reason="needs the real engine: bash tests/run.sh vllm")
 
-from conftest import ROOT, run  # noqa: E402
+from conftest import ROOT, make_model, run  # noqa: E402
 
 import model as M  # noqa: E402
 import rlep  # noqa: E402
@@ -228,6 +228,8 @@ def test_two_ranks_each_with_an_engine_of_its_own(tmp_path):
 def test_bad_input_is_refused_in_a_line(world, tmp_path):
     with pytest.raises(InputError, match="--push=adapter: there is no adapter; it needs --lora_rank"):
         rlep.main(["train", *arguments(world, tmp_path / "run", "--push=adapter")])
+    with pytest.raises(InputError, match="vLLM on a CPU takes attention heads of 32, .*, not 8; use --sampler=torch"):
+        rlep.main(["train", *arguments(world | {"model": make_model(tmp_path / "narrow")}, tmp_path / "other")])
 
 
 def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
@@ -251,15 +253,16 @@ def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
 def test_a_real_model(push, loading):
     policy = M.load_policy(os.environ["SMALL_MODEL"], device="cpu", **loading)
     sampler = S.VLLMSampler(policy, 200, rows=16, push=push)
-    optimizer, worst = M.make_optimizer(policy, 1e-4, 0.0, 0.9, 0.999), []
+    optimizer, worst, means = M.make_optimizer(policy, 1e-4, 0.0, 0.9, 0.999), [], []
     for step in range(2):
         samples = sample(sampler, step, n=2)
         worst.append(float(gaps(policy, samples).abs().max()))
+        means.append(float(gaps(policy, samples).abs().mean()))
         if step == 0:
             train_step(policy, optimizer, samples)
     sampler.close()
-    print(f"{push}, {loading or 'full'}: largest difference before and after a step: {worst[0]:.1e}, {worst[1]:.1e}; swap {sampler.swap_seconds:.2f} s")
-    assert max(worst) < 1e-3 and gaps(policy, samples).numel() > 50
+    print(f"{push}, {loading or 'full'}: largest difference before and after a step: {worst[0]:.1e}, {worst[1]:.1e}; mean {means[0]:.1e}, {means[1]:.1e}; swap {sampler.swap_seconds:.2f} s")
+    assert max(means) < 1e-4 and max(worst) < 1e-2  # ids of a chance of 1e-5 differ by more than the rest
 
 
 # ---------------------------------------------------------------------------------------------------------------- equal
@@ -310,6 +313,10 @@ def test_seeds_repeat_and_do_not_overlap(engine):
     assert [[x.ids for x in g] for g in first] == [[x.ids for x in g] for g in sample(sampler, 1, n=8)]
     assert [[x.ids for x in g] for g in first] != [[x.ids for x in g] for g in sample(sampler, 2, n=8)]
     assert len({tuple(x.ids) for x in first[0]}) > 4
+    sampler.wake()  # more prompt tokens than the engine takes at a time
+    crowd = sampler.generate([[2 + (i * j) % 20 for i in range(100)] for j in range(1, 61)], 1, [M.derive_seed(j) for j in range(60)], **SMALL)
+    assert len(crowd) == 60 and all(len(group) == 1 for group in crowd)
+    sampler.sleep()
 
 
 # --------------------------------------------------------------------------------------------------------------- canary
