@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from data import InputError
@@ -84,6 +84,11 @@ def load_tokenizer(path: str):
     base = adapter_base(path)
     if base and not os.path.isfile(os.path.join(path, "tokenizer_config.json")):
         path = base
+    own = os.path.join(path, "tokenizer_config.json")
+    if os.path.isfile(own):
+        with open(own) as f:  # AutoTokenizer would put the model type's class in its place: a Qwen2 with another tokenizer
+            if json.load(f).get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+                return PreTrainedTokenizerFast.from_pretrained(path)
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as e:

@@ -208,6 +208,16 @@ def test_stop_ids_are_the_union(make_policy):
     assert all(not set(x.ids[:-1]) & {1, 17} for group in samples for x in group)
 
 
+def test_the_folders_own_tokenizer_is_loaded(tmp_path):
+    """transformers 5 takes Qwen2's tokenizer class for any Qwen2 folder, whatever tokenizer.json says."""
+    policy = M.load_policy(make_model(tmp_path / "m"), device="cpu")
+    M.save_checkpoint(policy, str(tmp_path / "ckpt"))
+    for folder in ("m", "ckpt"):
+        tokenizer = M.load_tokenizer(str(tmp_path / folder))
+        assert tokenizer("6+4" + tiny.ANSWER + "10")["input_ids"] == tiny.make_tokenizer()("6+4" + tiny.ANSWER + "10")["input_ids"]
+        assert len(tokenizer) == len(tiny.SYMBOLS)
+
+
 def test_activation_checkpointing_and_lora_change_no_gradient_or_start(tmp_path):
     folder = make_model(tmp_path / "m")
     plain, saving = M.load_policy(folder, device="cpu"), M.load_policy(folder, device="cpu", activation_checkpointing=True)
@@ -286,6 +296,7 @@ def test_save_is_whole_or_absent(tmp_path, make_policy, monkeypatch):
 def test_sampler_logprobs_equal_the_trainers(make_policy, temperature, tied):
     """Mixed prompt lengths (left padding), finished rows dropped, padded vocabulary: to 1e-4, and no unknown id."""
     policy = make_policy(tied=tied, extra_vocab=6)
+    policy.stop_ids = list(range(1, 46, 6))  # a random model seldom meets its one EOS
     samples = TorchSampler(policy, rows=7).generate(PROMPTS, 5, [11, 22, 33], max_tokens=12, temperature=temperature)
     rows = [(p, x) for p, group in zip(PROMPTS, samples) for x in group]
     logprobs, mask, _ = M.response_logprobs(policy, [p for p, _ in rows], [x.ids for _, x in rows], temperature)
