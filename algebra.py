@@ -101,11 +101,12 @@ fish|sheep|mice|geese|celsius|fahrenheit|Pa pascal pascals|cup cups|acre acres|u
     UNITS |= {_spelling: _names.split(" ")[0] for _spelling in _names.split()}
 MONEY = {"\\$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rs", "¢": "cent"}
 CURRENCIES = set(MONEY.values())
-NOT_UNITS = set("""or and more less than least most about not million thousand hundred dozen billion trillion half squared
-    cubed factorial to through between even odd except if when mod modulo plus minus times is are was as by millions thousands
-    hundreds dozens billions trillions tens perhaps pairs halves thirds quarters fifths sixths eighths tenths hundredths ish
-    maybe possibly at approximately roughly nearly almost over under up unless but nor versus vs otherwise depends no yes any
-    others twos this does has always sometimes pi radians""".split())
+NOT_UNITS = set("""or and more less than least most about not half squared cubed factorial to through between even odd except
+    if when mod modulo plus minus times is are was as by tens dozen dozens perhaps pairs halves thirds quarters ish maybe
+    possibly at approximately roughly nearly almost over under up unless but nor versus vs otherwise depends no yes any others
+    twos this does has always sometimes pi radians""".split())
+MULTIPLES = re.compile("(?:.*(?:hundred|thousand|illion)|lakh|crore|gross|.*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|"
+                       "teen|tie|dred|sand|llion)th)(?:s|es)?")
 FUNCTIONS = set("""sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh log ln lg exp sqrt cbrt abs
     floor ceil max min gcd lcm surd cis""".split())
 COMMANDS = {a: (b, "") for a, b in zip(
@@ -139,7 +140,7 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"\\degree\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?([CF])(?![A-Za-z])\s*\}?",
      lambda m: r"\text{deg celsius}" if m[1] == "C" else r"\text{deg fahrenheit}"),
     (r"(?<=[0-9]) ?x ?(?=10 ?(?:\^|\*\*))", r"\\times "),
-    (r"per cent\b", "percent"), (r"\\pounds(?![a-z])", "£"),
+    (r"^\s*~\s*(?=[0-9])", r"\\approx "), (r"per cent\b", "percent"), (r"\\pounds(?![a-z])", "£"),
     (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
     (r"\s*(?:\\text\s*\{)?\s*\(?\s*(?:in )?\s*base[ -]?(?:\\text\{)?([0-9]+|[a-z]+)\s*\)?\s*\}?\s*\)?$", r"_{\1}"),
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
@@ -152,8 +153,10 @@ REWRITES = [(re.compile(a), b) for a, b in (
 def unit_tokens(phrase, loose):
     """Tokens of a unit phrase (`cm`, `square feet`, `miles per hour`, `red apples`); None when it isn't one."""
     out, power, phrase = [], 1, re.split("[ .-]+", phrase)
+    if phrase[-1] == "old" and UNITS.get(phrase[-2:][0]) in ("day", "week", "month", "yr"):
+        phrase.pop()
     for w in phrase:
-        low = w if w in UNITS else w.lower()
+        low = w if w in UNITS or len(w) == 1 else w.lower()
         if low in ("square", "sq", "cubic", "cu"):
             power = 2 if low[0] == "s" else 3
         elif low == "per":
@@ -170,7 +173,8 @@ def unit_tokens(phrase, loose):
         return out if power == 1 else None
     last = phrase[-1]                  # any other plural noun, unless a word may change the value (5 million, 5 or more)
     if last[-1:] == "s" and last[-2:] != "ss" and len(last) > 3 and all(w.islower() for w in phrase) \
-            and not (NOT_UNITS | FUNCTIONS).intersection(phrase):
+            and not (NOT_UNITS | FUNCTIONS).intersection(phrase) \
+            and not any(MULTIPLES.fullmatch(w) for w in phrase):
         return [("unit", " ".join(phrase))]
     return None
 
@@ -460,7 +464,9 @@ def func(name, *args):
     x = args[0]
     if len(args) != (2 if name == "binom" else 1) and name not in ("max", "min", "gcd", "lcm"):
         raise Unreadable("arguments")
+    size = sum(1 for _ in leaves(x)) if name in DEFINED or name == "binom" else 1
     if name in DEFINED:
+        spend(4 * size)                # of the copies of x: nested ones would grow without bound
         return DEFINED[name](x)
     if name in ("sin", "cos"):
         x = walk(x, lambda t: mul(PI, num(Fraction(1, 180))) if t == ("unit", "deg") else t)
@@ -482,7 +488,7 @@ def func(name, *args):
     if name == "binom":
         k = args[1]
         if k[0] == "num" and 0 <= k[1] <= 30 and k[1].denominator == 1:
-            spend(20 * int(k[1]))
+            spend((20 + size) * int(k[1]))
             terms = [add(x, num(-j)) for j in range(int(k[1]))]
             return mul(num(Fraction(1, math.factorial(int(k[1])))), *terms)
         return mul(func("!", x), inverse(mul(func("!", k), func("!", add(x, neg(k))))))
@@ -505,6 +511,7 @@ def walk(v, f):
 
 
 def leaves(v):
+    spend(1)
     if v[0] in LEAVES:
         yield v
     else:
@@ -917,6 +924,7 @@ class Parser:
 
 
 def scale(k, matrix):
+    spend(sum(1 for _ in leaves(k)) * sum(map(len, matrix[1:])))
     return ("mat", *(("row", *(mul(k, x) for x in row[1:])) for row in matrix[1:]))
 
 
@@ -1065,7 +1073,7 @@ def kind_of(v):
 
 def same(g, a, deep):
     """Do gold value g and answer value a agree? Hard: only the numeric stage knows."""
-    g, a = (v[1] if v[0] == "set" and len(v) == 2 else v for v in (g, a))
+    g, a = (v[1] if v[0] == "set" and len(v) == 2 and v[1][0] != "set" else v for v in (g, a))
     if g == a:
         return True
     if "eq" in (g[0], a[0]):
@@ -1288,12 +1296,15 @@ class Interval:
             return sum(parts) if tag == "add" else math.prod(parts)
         base, e = parts
         q = v[2][1] if v[2][0] == "num" else None
-        if q is None and self.is_real(e) and e.delta == 0 and abs(e) < 10**6 and float(e.a).is_integer():
-            q = Fraction(int(float(e.a)))                      # an integer point makes an integer exponent
+        if q is None and self.whole(e):
+            q = Fraction(int(float(e.a)))                      # a whole point makes a whole exponent
         return self.power(base, e, q)
 
     def is_real(self, x):
         return isinstance(x, self.iv.mpf)
+
+    def whole(self, x):
+        return self.is_real(x) and x.delta == 0 and abs(x) < 10**6 and float(x.a).is_integer()
 
     def exp(self, x):
         if not abs(x) < 10**7:
@@ -1332,8 +1343,8 @@ class Interval:
         if name in ("arcsin", "arccos") and self.is_real(x):
             angle = iv.atan2(x, self.power(1 - x * x, iv.mpf(1) / 2, HALF[1]))
             return angle if name == "arcsin" else iv.pi / 2 - angle
-        if name == "!" and self.is_real(x) and x > -0.99 and x < 1000:
-            return iv.factorial(x)
+        if name == "!" and self.whole(x) and 0 <= x < 1000:
+            return iv.mpf(math.factorial(int(float(x.a))))
         if name in ("floor", "ceil") and self.is_real(x) and abs(x) < 10**15:
             whole = math.floor(float(x.a))
             if x > whole and x < whole + 1:
@@ -1370,7 +1381,7 @@ def numeric_zero(g, a):
     real = not any(x == I for v in (g, a) for x in leaves(v))
 
     def differ(point, digits):
-        spend((n1 + n2) * (8 if digits == 60 else 24))
+        spend((n1 + n2) * (4 + digits ** 2 // 1000))
         iv.prec = int(digits * 3.33) + 33
         at = Interval(iv, point, real)
         try:
