@@ -22,7 +22,7 @@ import sys
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data import InputError
 from model import derive_seed
@@ -100,9 +100,9 @@ def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: in
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny base", seed) % 2**32)
     rng = random.Random(derive_seed("tiny warm-up", seed))
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=168, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=168, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.1))  # at the usual 0.02 so narrow a model takes several times as long to learn
 
