@@ -10,8 +10,8 @@
 Stages, each only for what the one before left open:
   1 extract   the last balanced \\boxed{} or \\fbox{}, else the last line `Answer: ...`; nothing else is an answer.
   2 string    integers, words, choice letters: the same once wrappers, Unicode spellings and spaces are normalised.
-  3 exact     algebra.py reads both to values and compares them: rationals exactly, values of different types never equal,
-              algebraic expressions by a residue.
+  3 exact     notation.py reads both to values, algebra.py compares them: rationals exactly, values of different types never
+              equal, algebraic expressions by a residue.
   4 numeric   the rest (trig, logs, cube roots, nested radicals) by interval arithmetic, in a worker process with a memory
               limit, killed and replaced when over its time.
 
@@ -44,13 +44,13 @@ from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from algebra import (EXPRESSION, MAX_CHARS, WORDY, Hard, Parser, Unreadable, begin, kind_of, latex, residue, same, show,
-                     units)
+from algebra import EXPRESSION, Hard, Unreadable, begin, kind_of, residue, same, show, units
+from notation import MAX_CHARS, WORDY, Parser, latex
 
 WORKER_BYTES = 256 << 20        # address space of a worker process
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------------
 # Stage 1, extraction. Find the last marker, then scan braces: no regex runs over the whole text.
 
 BRACE = re.compile(r"\\.|[{}]", re.S)
@@ -121,13 +121,13 @@ def answer_line(text):
             return None
         lead = "\n" + text[:end] if end < 60 else text[end - 60:end]
         cut = max(lead.rfind(c) for c in "\n.!?:")
-        words = re.sub(r"\\text(?:bf)?|\\mathbf|[\s#>*_`{(\"'$|-]", " ", lead[cut + 1:]).lower().split()
+        words = re.sub(r"\\text(?:bf)?|\\mathbf|[\s#>*_`{(\"'$|\u200b-]", " ", lead[cut + 1:]).lower().split()
         if m and cut >= 0 and LEADS.issuperset(words):
             rest = text[m.end():m.end() + 2 * MAX_CHARS]
-            line, _, more = rest.partition("\n")
+            line, _, _ = rest.partition("\n")
             if line.strip(" \t\r*_`$") in ("", "\\[", "\\(") or line.count("\\begin") > line.count("\\end"):
                 return re.split(r"\n[ \t\r]*\n", rest.lstrip("*_ \t\r\n"), maxsplit=1)[0]
-            return line
+            return line.lstrip("*_ ")
     return None
 
 
@@ -152,12 +152,12 @@ def trim(s):
             s = s[1:-1] if len(s) > 2 and s[0] == left and s[-1] == right else s
     return s if s.strip("?. \u2026_-$\\") and len(s) <= MAX_CHARS else None
 
-# ---------------------------------------------------------------------------------------------------------------------
+
+# -------------------------------------------------------------------------------------------------------------------
 # The decision for a pair of texts.
 
 INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 CHOICE = re.compile(r"(?:option |choice )?(?:\(?([A-J])[).:]? ?|\(([A-J])\)[.:]? ?(\S.*)|([A-J])[).:] ?(\S.*))")
-MATHS = re.compile(r"[\\^_{}=<>+*/]")
 
 
 @lru_cache(maxsize=50_000)
@@ -263,7 +263,8 @@ def choice(answer, gold):
         return None
     return g[1] == (a[1] or a[2] or a[4])
 
-# ---------------------------------------------------------------------------------------------------------------------
+
+# -------------------------------------------------------------------------------------------------------------------
 # Workers: `verify.py --worker` children that answer one JSON line per pair. Started by exec, not fork: a trainer with CUDA
 # can't be forked. A worker ends when its input closes; the kernel ends it when a pair has used up its processor time.
 
@@ -307,14 +308,12 @@ class Worker:
 
     def end(self):
         """The exit status of the process, killed if it still runs."""
-        if not self.process:
-            return None
-        if self.process.poll() is None and not select.select([self.process.stdout], [], [], 0)[0]:
-            self.process.kill()
         process, self.process = self.process, None
-        process.stdin.close()
-        process.stdout.close()
-        return process.wait()
+        if process:
+            process.kill()
+            process.stdin.close()
+            process.stdout.close()
+            return process.wait()
 
 
 def work():
@@ -472,7 +471,7 @@ def key(v):
     return f"{v[0]}({'; '.join(sorted(set(parts)) if v[0] in ('set', 'or', 'rel', 'union') else parts)})"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# -------------------------------------------------------------------------------------------------------------------
 # The command line.
 
 def explain(gold, response):
