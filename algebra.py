@@ -8,12 +8,12 @@
              ("union", ("int", low, high, low closed, high closed), ...) ("rel", (op, left, right), ...) ("or", ...)
              ("eq", left, right, name) ("base", digits) ("text", words).
   exact      the constructors fold rationals, the size of a result bounded before it is computed.
-  residue    rational expressions in symbols, i, pi, e and square roots map to a 300-bit prime field. A ring homomorphism
-             keeps equalities, so residues that differ prove "different"; equal by chance has probability below 2^-200
-             (taking pi and e as algebraically independent; literals over 250 bits go on to the next stage).
-  numeric    the rest: mpmath's interval arithmetic. "Different" where the intervals are apart; "equal" where they aren't
-             at 12 points with 60 digits, nor at 3 to 5 of them with 200 + 2 * (digits in the literals) and a width below
-             10^-100 (relative, or 10^-(100 + digits) absolute). Without deep=True this stage raises Hard instead.
+  residue    rational expressions in symbols, i, pi, e and square roots map to a 300-bit prime field. A ring
+             homomorphism keeps equalities, so residues that differ prove "different"; equal by chance has probability
+             below 2^-200 (pi and e taken as algebraically independent; literals over 250 bits go to the next stage).
+  numeric    the rest: mpmath's interval arithmetic. "Different" where the intervals are apart; "equal" where they
+             aren't at 12 points with 60 digits, nor at 3 to 5 of them with 200 + 2 * (digits in the literals) and a
+             width below 10^-100 (relative, or 10^-(100 + digits) absolute). Without deep=True it raises Hard instead.
 
 Work is bounded by construction and counted in steps, not in seconds, so that a verdict depends on nothing but the two
 texts. What can't be decided raises Unreadable, its message the kind to count.
@@ -298,7 +298,8 @@ def intersect(a, b):
     out = []
     for (_, p, q, pc, qc), (_, r, s, rc, sc) in product(a[1:], b[1:]):
         if not (less(q, r) or less(s, p)):
-            (low, lc), (high, hc) = inner(p, r, pc, rc, less(r, p), less(p, r)), inner(q, s, qc, sc, less(q, s), less(s, q))
+            low, lc = inner(p, r, pc, rc, less(r, p), less(p, r))
+            high, hc = inner(q, s, qc, sc, less(q, s), less(s, q))
             out.append(("int", low, high, lc, hc))
     return merge(out)
 
@@ -426,7 +427,7 @@ def same_equation(g, a, deep):
 
 
 def same_inequality(g, a, deep):
-    """Relations (op, left, right), flips done: the differences must be in a constant ratio, positive where it matters."""
+    """Relations (op, left, right), flips done: the differences are in a constant ratio, positive where it matters."""
     if g[0] != a[0] or g == a:
         return g == a
     r = ratio(add(g[1], neg(g[2])), add(a[1], neg(a[2])), deep)
@@ -568,7 +569,7 @@ class Undefined(Exception):
 
 
 class Interval:
-    """Calling it with an expression gives an interval that holds its value where the symbols have the values of `point`."""
+    """Called with an expression: an interval that holds its value where the symbols have the values of `point`."""
 
     def __init__(self, iv, point, real):
         self.iv, self.point, self.real = iv, point, real
@@ -607,7 +608,7 @@ class Interval:
     def log(self, x):
         if self.is_real(x) and x > 0:
             return self.iv.log(x)
-        x = self.iv.mpc(x)
+        x = self.iv.mpc(x) if self.is_real(x) else x
         if self.real or 0 in x.imag and (x.imag.delta != 0 or not x.real < 0):
             raise Undefined            # 0, or too near the cut to know the side
         return self.iv.log(x)
@@ -658,8 +659,8 @@ def points(g, a, names):
     rng = random.Random(show(g) + show(a))
     wide = max([abs(x[1]) for v in (g, a) for x in leaves(v) if x[0] == "num" and abs(x[1]) < 10**9] + [1])
     for k in range(30):
-        span = (1, 3, 2 * wide, HALF[1], 10)[k % 5]
-        yield {n: span * Fraction(rng.randint(1, 10**6), 10**6 + 3) * (1 if k % 3 == 0 else rng.choice((1, -1))) for n in names}
+        span, signs = (1, 3, 2 * wide, HALF[1], 10)[k % 5], (1,) if k % 3 == 0 else (1, -1)
+        yield {n: span * Fraction(rng.randint(1, 10**6), 10**6 + 3) * rng.choice(signs) for n in names}
     for k in range(1, 9):              # n!, (-1)^n: whole numbers
         yield {n: Fraction(k + 2 * j) for j, n in enumerate(names)}
 

@@ -12,7 +12,8 @@ from functools import reduce
 from itertools import product
 
 from algebra import (ALL, DEFINED, EXPRESSION, INFINITE, LOWEST, MINUS, ONE, RATIONAL, TWO, Unreadable, add, as_region,
-                     func, intersect, inverse, leaves, less, merge, mul, num, outside, power, show, spend, symbols, walk)
+                     func, intersect, inverse, leaves, less, merge, mul, num, outside, power, show, spend, symbols,
+                     walk)
 
 MAX_CHARS = 4096                # of an answer
 MAX_TOKENS = 1500               # of an answer, once split
@@ -23,9 +24,9 @@ MAX_DEPTH = 25                  # nesting in the parser (some 10 Python frames a
 # Spelling: Unicode to LaTeX, then tokens.
 
 SPELL = dict(zip("−–—‐‑×✕·⋅∙•∗÷∕⁄√∛∞≤⩽≦≥⩾≧≠±∓∪∩∈∅∖°º′≈∧∨⌊⌋⌈⌉⟨⟩∠∣",
-                 r"- - - - - \times \times \cdot \cdot \cdot \cdot * \div / / \surd \cbrt \infty \le \le \le \ge \ge \ge "
-                 r"\ne \pm \mp \cup \cap \in \emptyset \setminus \degree \degree ' \approx \land \lor \lfloor \rfloor \lceil "
-                 r"\rceil \langle \rangle \angle |".split(), strict=True))
+                 r"- - - - - \times \times \cdot \cdot \cdot \cdot * \div / / \surd \cbrt \infty \le \le \le "
+                 r"\ge \ge \ge \ne \pm \mp \cup \cap \in \emptyset \setminus \degree \degree ' \approx \land "
+                 r"\lor \lfloor \rfloor \lceil \rceil \langle \rangle \angle |".split(), strict=True))
 SPELL = {ord(k): v + " " * (v[0] == "\\") for k, v in SPELL.items()}
 SPELL |= {ord(c): "\\mathbb{%s}" % unicodedata.normalize("NFKC", c) for c in "ℝℤℕℚℂ"}
 SPELL |= dict.fromkeys([0xa0, 0x2007, 0x202f, *range(0x2005, 0x200b)], r"\,")               # thin and no-break spaces
@@ -57,16 +58,17 @@ yr year years|g gram grams|kg kilogram kilograms|mg milligram milligrams|lb lbs 
 l L liter liters litre litres|ml mL milliliter milliliters|gal gallon gallons|deg degree degrees degs|rad radian radians
 dollar dollars usd USD bucks|cent cents|euro euros EUR|gbp GBP|rs Rs rupee rupees|yuan|yen|% percent pct|Hz hertz
 N newton newtons|J joule joules|W watt watts|V volt volts|K kelvin|kph|person people|child children|man men|woman women
-fish|sheep|mice|geese|celsius|fahrenheit|Pa pascal pascals|cup cups|acre acres|unit units""".replace("\n", "|").split("|"):
+fish|sheep|mice|geese|celsius|fahrenheit|Pa pascal pascals|cup cups|acre acres
+unit units""".replace("\n", "|").split("|"):
     UNITS |= {_spelling: _names.split(" ")[0] for _spelling in _names.split()}
 MONEY = {"\\$": "dollar", "€": "euro", "£": "gbp", "¥": "yen", "₹": "rs", "¢": "cent"}
 CURRENCIES = set(MONEY.values())
-NOT_UNITS = set("""or and more less than least most about not half squared cubed factorial to through between even odd except
-    if when mod modulo plus minus times is are was as by tens dozen dozens perhaps pairs halves thirds quarters ish maybe
-    possibly at approximately roughly nearly almost over under up unless but nor versus vs otherwise depends no yes any others
-    twos this does has always sometimes pi radians""".split())
-MULTIPLES = re.compile("(?:.*(?:hundred|thousand|illion)|lakh|crore|gross|.*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|"
-                       "teen|tie|dred|sand|llion)th)(?:s|es)?")
+NOT_UNITS = set("""or and more less than least most about not half squared cubed factorial to through between even odd
+    except if when mod modulo plus minus times is are was as by tens dozen dozens perhaps pairs halves thirds quarters
+    ish maybe possibly at approximately roughly nearly almost over under up unless but nor versus vs otherwise depends
+    no yes any others twos this does has always sometimes pi radians""".split())
+MULTIPLES = re.compile("(?:.*(?:hundred|thousand|illion)|lakh|crore|gross|.*(?:four|fif|six|seven|eigh|nin|ten|eleven|"
+                       "twelf|teen|tie|dred|sand|llion)th)(?:s|es)?")
 FUNCTIONS = {"sin", "cos", "ln", "arcsin", "arccos", "arctan", "gcd", "lcm", *DEFINED, *RATIONAL}
 COMMANDS = {a: (b, "") for a, b in zip(
     """times cdot ast div le leq leqslant ge geq geqslant lt gt ne neq in cup setminus backslash pm mp lbrace rbrace
@@ -78,7 +80,8 @@ COMMANDS = {a: (b, "") for a, b in zip(
 COMMANDS = {f: ("fn", f) for f in FUNCTIONS} | COMMANDS | {"pi": ("const", "pi"), "degree": ("unit", "deg")}
 IGNORED = set("""left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle textstyle limits
     nolimits quad qquad middle hline""".split())
-WORDY = set("text textbf textit textrm textsf textnormal mathrm mathbf mathit mathsf mbox hbox operatorname emph".split())
+WORDY = set("""text textbf textit textrm textsf textnormal mathrm mathbf mathit mathsf mbox hbox operatorname
+    emph""".split())
 WRAPPERS = WORDY | set("boxed fbox underline boldsymbol bm mathcal vec overrightarrow".split())
 BASES = dict(zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), [*range(2, 13), 16],
                  strict=True))
@@ -99,7 +102,7 @@ REWRITES = [(re.compile(a), b) for a, b in (
     (r"\\degree\s*(?:\\(?:text|mathrm|textrm)\s*\{\s*)?([CF])(?![A-Za-z])\s*\}?",
      lambda m: r"\text{deg celsius}" if m[1] == "C" else r"\text{deg fahrenheit}"),
     (r"(?<=[0-9]) ?x ?(?=10 ?(?:\^|\*\*))", r"\\times "),
-    (r"^\s*~\s*(?=[0-9])", r"\\approx "), (r"per cent\b", "percent"), (r"\\pounds(?![a-z])", "£"),
+    (r"per cent\b", "percent"), (r"\\pounds(?![a-z])", "£"),
     (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
     (r"\s*(?:\\text\s*\{)?\s*\(?\s*(?:in )?\s*base[ -]?(?:\\text\{)?([0-9]+|[a-z]+)\s*\)?\s*\}?\s*\)?$", r"_{\1}"),
     (r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:base )?([0-9]+|[a-z]+)\s*\}?\s*\}$",
@@ -130,7 +133,7 @@ def unit_tokens(phrase, loose):
             break
     else:
         return out if power == 1 else None
-    last = phrase[-1]                  # any other plural noun, unless a word may change the value (5 million, 5 or more)
+    last = phrase[-1]                  # another plural noun, unless a word may change the value (5 million, 5 or more)
     if last[-1:] == "s" and last[-2:] != "ss" and len(last) > 3 and all(w.islower() for w in phrase) \
             and not (NOT_UNITS | FUNCTIONS).intersection(phrase) \
             and not any(MULTIPLES.fullmatch(w) for w in phrase):
@@ -254,7 +257,8 @@ class Tokens(list):
             self.put(low)
         elif low in ("infinity", "infty", "inf", "oo"):
             self.put("inf")
-        elif w in ("U", "union", "cup") and self and self[-1][0] in (")", "]", "\\}") and re.match(r"[ \\]*[(\[{l]", s[m.end():]):
+        elif w in ("U", "union", "cup") and self and self[-1][0] in (")", "]", "\\}") \
+                and re.match(r"[ \\]*[(\[{l]", s[m.end():]):
             self.put("cup")
         elif low == "pi" or w in FUNCTIONS:
             self.put(*COMMANDS[low])
@@ -451,7 +455,7 @@ class Parser:
                 f = mul(self.sign(), scalar(self.powers()))
                 factors.append(f if op == "*" else inverse(f))
             elif self.kind in STARTS and not (self.kind == "|" and self.bar) and (
-                    self.kind != "num" or len(factors) == 1 and factors[0][0] == "unit" and factors[0][1] in CURRENCIES):
+                    self.kind != "num" or factors[0][0] == "unit" and factors[0][1] in CURRENCIES and not factors[1:]):
                 factors.append(self.powers())
             else:
                 break
@@ -533,7 +537,7 @@ class Parser:
         return ("unit", text)
 
     def mixed(self, text):
-        """`2\\frac{1}{2}`, `2 1/2`: digits only and a proper fraction is a mixed number; other fractions are factors."""
+        """`2\\frac{1}{2}`, `2 1/2`: digits and a proper fraction are a mixed number; other fractions are factors."""
         whole, start = number(text), self.i
         if not isinstance(text, str) or not text.isdigit():
             return whole

@@ -10,24 +10,26 @@
 Stages, each only for what the one before left open:
   1 extract   the last balanced \\boxed{} or \\fbox{}, else the last line `Answer: ...`; nothing else is an answer.
   2 string    integers, words, choice letters: the same once wrappers, Unicode spellings and spaces are normalised.
-  3 exact     notation.py reads both to values, algebra.py compares them: rationals exactly, values of different types never
-              equal, algebraic expressions by a residue.
-  4 numeric   the rest (trig, logs, cube roots, nested radicals) by interval arithmetic, in a worker process with a memory
-              limit, killed and replaced when over its time.
+  3 exact     notation.py reads both to values, algebra.py compares them: rationals exactly, values of different types
+              never equal, algebraic expressions by a residue.
+  4 numeric   the rest (trig, logs, cube roots, nested radicals) by interval arithmetic, in a worker process with a
+              memory limit, killed and replaced when over its time.
 
-No model text reaches eval, sympify or a LaTeX library. All stages do bounded work by construction, counted in steps and not
-in seconds. Undecided is "not correct" and counted: limits exceeded, towers of powers, functions that aren't in the table,
-sums, integrals, limits, equations solved on one side only (x^2 = 4 against x = 2 or x = -2), an order of irrational interval
-ends. A gold that can't be read gives None and is reported once; one beyond the parser (an integral) is matched whole as text.
+No model text reaches eval, sympify or a LaTeX library. All stages do bounded work by construction, counted in steps and
+not in seconds. Undecided is "not correct" and counted: limits exceeded, towers of powers, functions that aren't in the
+table, sums, integrals, limits, equations solved on one side only (x^2 = 4 against x = 2 or x = -2), an order of
+irrational interval ends. A gold that can't be read gives None and is reported once; one beyond the parser (an integral)
+is matched whole as text.
 
 Conventions chosen where usage differs:
   - symbols are real; an identity must hold wherever both sides are defined as real functions, so sqrt(1/n) = 1/sqrt(n),
     sqrt(x^2) = |x|, but sqrt(x^2) != x. `log` without base may be base e or 10, the same on both sides.
-  - unreduced fractions and arithmetic left undone equal their value (2+3 is 5); 28\\% is 28, never 0.28; degrees are never
-    radians; no unit conversion: units on one side are ignored, on both sides they must be the same.
+  - unreduced fractions and arithmetic left undone equal their value (2+3 is 5); 28\\% is 28, never 0.28; degrees are
+    never radians; no unit conversion: units on one side are ignored, on both sides they must be the same.
   - words compare without case, single letters with case; scaled equations are equal, an inequality equals its interval.
   - a box beats an Answer line; "the answer is 42" is not an answer line; boxes joined by "or", "and" or "," are a list.
-  - an equation with two different names (x = 5, y = 5) differs; \\{5\\} is the value 5; \\sqrt2 \\approx 1.41 is no answer.
+  - an equation with two different names (x = 5, y = 5) differs; \\{5\\} is the value 5; \\sqrt2 \\approx 1.41 and
+    5 million are no answers.
 """
 import argparse
 import atexit
@@ -127,7 +129,7 @@ def answer_line(text):
             line, _, _ = rest.partition("\n")
             if line.strip(" \t\r*_`$") in ("", "\\[", "\\(") or line.count("\\begin") > line.count("\\end"):
                 return re.split(r"\n[ \t\r]*\n", rest.lstrip("*_ \t\r\n"), maxsplit=1)[0]
-            return line.lstrip("*_ ")
+            return re.sub(r"^[*_]+ ", "", line)                # of `*Answer:* 5`
     return None
 
 
@@ -192,7 +194,8 @@ def words(s):
 def readable(gold):
     """Why a gold can't be read, or None. Words and formulas beyond the parser are read as text, to be matched whole."""
     value, problem = read(gold)
-    if problem in (None, "words", "command", "environment", "syntax", "type", "arguments", "character") and value[1:] != ("",):
+    beyond = (None, "words", "command", "environment", "syntax", "type", "arguments", "character")
+    if problem in beyond and value[1:] != ("",):
         text = latex(trim(gold))
         closed = closing("{" + text + "}", 0) == len(text) + 1
         return None if closed and re.search(r"[^\W_]|\\[A-Za-z]|\\\{", text) else "braces"
@@ -265,8 +268,8 @@ def choice(answer, gold):
 
 
 # -------------------------------------------------------------------------------------------------------------------
-# Workers: `verify.py --worker` children that answer one JSON line per pair. Started by exec, not fork: a trainer with CUDA
-# can't be forked. A worker ends when its input closes; the kernel ends it when a pair has used up its processor time.
+# Workers: `verify.py --worker` children that answer one JSON line per pair. Started by exec, not fork: a trainer with
+# CUDA can't be forked. A worker ends when its input closes; the kernel ends it when a pair has used up its time.
 
 class Worker:
     process = None
@@ -335,7 +338,7 @@ def work():
 
 
 class Verifier:
-    """Workers started once and kept; counts by kind; safe to call from any thread, and in a process forked from this one."""
+    """Workers started once and kept; counts by kind; safe from any thread, and in a process forked from this one."""
 
     def __init__(self, workers=2, time_limit=1.0):
         self.size, self.time_limit = max(1, workers), time_limit
@@ -504,7 +507,7 @@ def rows_of(path):
             fail(f"{path}:{n}: not JSON ({problem.msg}); each line is one object")
         texts = row.get("responses", [row.get("response")]) if isinstance(row, dict) else None
         if not isinstance(texts, list) or "answer" not in row or not all(isinstance(t, str) for t in texts):
-            fail(f'{path}:{n}: each row needs "answer" (the gold) and "response" (a text) or "responses" (a list of texts)')
+            fail(f'{path}:{n}: each row needs "answer" (the gold) and "response" (a text) or "responses" (a list)')
         rows.append((row["answer"], texts, row.get("correct"), row.get("id", f"line {n}")))
     return rows
 
@@ -520,7 +523,8 @@ def score(path, workers, time_limit):
     with tqdm(total=sum(len(r[1]) for r in rows), unit=" responses", disable=None) as bar:
         for k in range(0, len(rows), 64):
             part = [(text, gold, qid) for gold, texts, _, qid in rows[k:k + 64] for text in texts]
-            verdicts = verify_batch(*map(list, list(zip(*part, strict=True))[:2]), workers, time_limit, [p[2] for p in part])
+            texts, golds, ids = map(list, zip(*part, strict=True)) if part else ([], [], [])
+            verdicts = verify_batch(texts, golds, workers, time_limit, ids)
             given = [x for _, texts, correct, _ in rows[k:k + 64] for x in (correct or [None] * len(texts))]
             right, total = right + verdicts.count(True), total + len(verdicts)
             labels += sum(x is not None for x in given)
@@ -535,7 +539,7 @@ def score(path, workers, time_limit):
 def main():
     p = argparse.ArgumentParser(
         description="Is the final answer of a response equal to the gold answer?",
-        epilog=r"""examples:  python verify.py "\frac{1}{2}" "so \boxed{0.5}"   or   python verify.py responses.jsonl""")
+        epilog=r"""examples: python verify.py "\frac{1}{2}" "so \boxed{0.5}"   or   python verify.py responses.jsonl""")
     p.add_argument("gold", help="the gold answer; or alone, a JSONL file of rows with answer and response or responses")
     p.add_argument("response", nargs="?", help="the whole response, with its box or answer line")
     p.add_argument("--workers", type=int, default=2, help="processes for the numeric stage (2)")

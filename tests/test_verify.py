@@ -98,6 +98,7 @@ EXTRACTED = [
     ("Final Answer: **73**", "73"), ("> Answer: 5", "5"), ("**Final Answer:** $5$", "5"),
     ("### Final Answer\n\nAnswer: 5", "5"), ("Answer：5", "5"), ("Answer:5", "5"), ("Answer: $5$.", "5"),
     ("Answer: \\(5\\)", "5"), ("Answer: \\[5\\]", "5"), ("Answer: `5`", "5"), ('Answer: "5"', "5"),
+    ("*Answer:* 5", "5"), ("\u200bAnswer: 5", "5"), ("Answer: ***5***", "5"), ("\\framebox{5}", None),
     ("Answer: 1\nAnswer: 2", "2"), ("Answer: $Answer (without quotes)\nwork\nAnswer: 7", "7"),
     ("So it is. Answer: 5", "5"), ("The final answer: 5", "5"), ("Answer: 5\nThanks for reading", "5"),
     ("Answer:\n\n$$5$$\n", "5"), ("Answer:", None), ("Answer: ?", None), ("Answer: …", None), ("Answer: ", None),
@@ -230,7 +231,7 @@ HOSTILE = [
     "'a'*10**9", "f'{1:>1000000000}'", "import os; os._exit(0)", "raise SystemExit", "while True: pass",
     "judge = lambda *a: (True,'',''); 8", "True", "None", "NotImplemented", "x if x else 7", "7 == 7", "7; import os",
     "7 # comment", "7\\n8", "\\\\7", "$(touch HACKED)", "`touch HACKED`", "&&7", "7|7", "7||7", "{7:7}", "@7", "0b111",
-    "0o7", "0x7", "7L", "7j", "7_0", "1_000", "--8", "++7+1", "~7", "7<<0", "7//1+0.5", "7%8", "7**1**0+1", "VII",
+    "0o7", "0x7", "7L", "7j", "7_0", "1_000", "--8", "++7+1", "7<<0", "7//1+0.5", "7%8", "7**1**0+1", "VII",
     "seven", "٧", "７.1", "七", "7⃣", "7️⃣", "⁷", "₇", "7̲", "7̅", "7\u0307", "⅞", "7·", "·7", "7∙0", "7⁰", "√49̅",
 ]
 
