@@ -13,24 +13,31 @@ Where this departs from the reference implementation:
   trained on is the same id.
 """
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
+import types
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed.checkpoint as sharded_checkpoint
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+import ranks
 from data import InputError
 
 transformers_logging.disable_progress_bar()  # loading and saving are quick beside the rest
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # says on a CPU that a faster kernel could be had
 
+NOT_FINITE_LIMIT = 10  # one such gradient is skipped and counted; as many in a row are no accident
 LOGITS_CHUNK = 1 << 24  # elements of float32 logits alive at a time (64 MiB): never a whole (B, T, V)
 
 
@@ -53,11 +60,13 @@ class Policy:
     device: torch.device
     compute_dtype: torch.dtype  # of activations; trainable weights are always float32
     lora: bool
+    not_finite: int = 0  # gradients in a row that were not finite
 
     def __post_init__(self):
         inner = self.model.get_base_model() if self.lora else self.model
         self.decoder, self.head = inner.get_decoder(), inner.get_output_embeddings()
         self.config = inner.config
+        self.score = functools.partial(_flat_logprobs, self)
 
     def autocast(self):
         """Matrix products in compute_dtype; a no-op in float32."""
@@ -130,8 +139,11 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
             raise InputError("--load_4bit: 4-bit weights do not train; add --lora_rank=32, or start from an adapter")
         options = dict(device_map={"": device}, quantization_config=BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32 if full else dtype, **options)
+    sharded = train and ranks.RANKS > 1
+    if sharded and load_4bit:
+        raise InputError("--load_4bit: a 4-bit base cannot be sharded over ranks; run it in one process, or leave --load_4bit out")
+    try:  # to be sharded: as the file has it, on the CPU, where the ranks of a node share the file's pages
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=("auto" if sharded else torch.float32) if full else dtype, **options)
     except (OSError, ValueError) as e:
         raise InputError(f"--model={base}: cannot load this model: {str(e).splitlines()[0]}") from None
     stops = stop_ids(model, tokenizer)
@@ -154,11 +166,52 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
             module.support_avx512bf16_for_cpu = False  # place for inference, rounded and in an order nothing else reads
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.to(device).train(activation_checkpointing)  # checkpointing acts in train mode only; without dropout both agree
-    policy = Policy(model, tokenizer, stops, min(len(tokenizer), model.get_output_embeddings().weight.shape[0]), device,
+    place = torch.device("cpu") if sharded else device
+    model.to(place).train(activation_checkpointing)  # checkpointing acts in train mode only; without dropout both agree
+    policy = Policy(model, tokenizer, stops, min(len(tokenizer), model.get_output_embeddings().weight.shape[0]), place,
                     dtype, bool(adapter or lora_rank))
     _check_head(policy, path)
+    if sharded:
+        shard(policy, device)
+        if full:
+            model.float()  # of the share only
     return policy
+
+
+def shard(policy: Policy, device: torch.device) -> None:
+    """FSDP2: of every weight, gradient and moment each rank keeps its share, in float32; the weights of one layer at a time
+    are gathered to compute with, in compute_dtype. Embedding and head are one group, so that tied ones stay one tensor."""
+    options = dict(mesh=ranks.mesh(device.type), reshard_after_forward=True)
+    if policy.compute_dtype != torch.float32:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
+    for layer in next(m for m in policy.decoder.children() if isinstance(m, torch.nn.ModuleList)):
+        fully_shard(layer, **options)
+    fully_shard(policy.model, **options)
+    policy.device = device
+    # FSDP2 gathers at forward(); our way in is _flat_logprobs
+    policy.model.score = types.MethodType(lambda model, *args: _flat_logprobs(policy, *args), policy.model)
+    register_fsdp_forward_method(policy.model, "score")
+    policy.score = policy.model.score
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor that FSDP2 may have sharded. A collective: all ranks ask for the same ones in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    """All weights of a sharded policy on the CPU (LoRA: the adapter's), tied ones once in memory. All ranks call it
+    together; the result is the first rank's alone, the others get {}."""
+    names: dict[torch.Tensor, list[str]] = {}
+    for name, tensor in policy.model.state_dict(keep_vars=True).items():
+        if tensor.requires_grad or not policy.lora:
+            names.setdefault(tensor, []).append(name)
+    weights = {}
+    for tensor, known_as in names.items():
+        gathered = whole(tensor.detach())
+        if ranks.FIRST:
+            weights |= dict.fromkeys(known_as, gathered.cpu())
+    return weights
 
 
 @torch.no_grad()
@@ -198,23 +251,8 @@ def _chunk_logprobs(policy, hidden, targets, temperature, with_entropy):
     return logprobs, log_norm - mean_logit
 
 
-def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[list[int]], temperature: float,
-                      with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Log-probs of response tokens under the policy at `temperature` (paper eq. 4: pi_theta(o_t | q, o_<t)).
-
-    prompts, responses: B lists of token ids. Returns logprobs (B, T), response_mask (B, T) bool and entropy (B, T) or
-    None, T the longest response; positions outside the mask are 0. Rows are padded on the right and attention is causal,
-    so a row's values do not depend on its padding, whatever the position embedding. Only positions that predict a
-    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass.
-    """
-    rows = [torch.tensor(p + r) for p, r in zip(prompts, responses)]
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(policy.device)  # (B, L); the pad id is never seen
-    starts = torch.tensor([len(p) for p in prompts], device=policy.device)
-    lengths = torch.tensor([len(r) for r in responses], device=policy.device)
-    response_mask = torch.arange(int(lengths.max()), device=policy.device) < lengths[:, None]  # (B, T)
-    row, offset = response_mask.nonzero(as_tuple=True)  # (N,) each
-    position = starts[row] + offset  # where the token stands
-    targets = input_ids[row, position]  # (N,)
+def _flat_logprobs(policy, input_ids, row, position, targets, temperature, with_entropy):
+    """Log-probs (N,) of the targets (N,) that stand at (row, position) of input_ids (B, L), and entropies (N,) or None."""
     with policy.autocast():
         hidden = policy.decoder(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, L, H)
         hidden = hidden[row, position - 1]  # (N, H): the one shift: the state before a token predicts it
@@ -224,13 +262,34 @@ def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[
             args = (policy, h, t, temperature, with_entropy)
             parts.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False) if torch.is_grad_enabled()
                          else _chunk_logprobs(*args))
+    return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts]) if with_entropy else None
+
+
+def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[list[int]], temperature: float,
+                      with_entropy: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Log-probs of response tokens under the policy at `temperature` (paper eq. 4: pi_theta(o_t | q, o_<t)).
+
+    prompts, responses: B lists of token ids. Returns logprobs (B, T), response_mask (B, T) bool and entropy (B, T) or
+    None, T the longest response; positions outside the mask are 0. Rows are padded on the right and attention is causal,
+    so a row's values do not depend on its padding, whatever the position embedding. Only positions that predict a
+    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass.
+
+    With several ranks a collective: all call it equally often, one that has nothing to do with a row without response.
+    """
+    rows = [torch.tensor(p + r) for p, r in zip(prompts, responses)]
+    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(policy.device)  # (B, L); the pad id is never seen
+    starts = torch.tensor([len(p) for p in prompts], device=policy.device)
+    lengths = torch.tensor([len(r) for r in responses], device=policy.device)
+    response_mask = torch.arange(int(lengths.max()), device=policy.device) < lengths[:, None]  # (B, T)
+    row, offset = response_mask.nonzero(as_tuple=True)  # (N,) each
+    position = starts[row] + offset  # where the token stands
+    targets = input_ids[row, position]  # (N,)
+    flat, flat_entropy = policy.score(input_ids, row, position, targets, temperature, with_entropy)
 
     def unflatten(flat):  # (N,) -> (B, T), zeros outside the mask
         return torch.zeros(response_mask.shape, device=policy.device).masked_scatter(response_mask, flat)
 
-    logprobs = unflatten(torch.cat([p for p, _ in parts]))
-    entropy = unflatten(torch.cat([e for _, e in parts])) if with_entropy else None
-    return logprobs, response_mask, entropy
+    return unflatten(flat), response_mask, unflatten(flat_entropy) if with_entropy else None
 
 
 def policy_loss(logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, response_mask: torch.Tensor,
@@ -264,10 +323,12 @@ def policy_loss(logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: 
     return loss, stats
 
 
-def micro_batches(lengths: list[int], token_budget: int) -> list[list[int]]:
+def micro_batches(lengths: list[int], token_budget: int, ways: int = 1) -> list[list[int]]:
     """Row indices in groups whose padded size (rows x longest) stays within token_budget; a longer row goes alone.
 
-    Sorted by length, so that little is padding. The gradient does not depend on the grouping.
+    Sorted by length, so that little is padding. The gradient does not depend on the grouping. The number of groups is a
+    multiple of `ways`, the ranks that take turns with them: the largest are halved and, when all rows are alone, empty ones
+    added. Neighbours are of like size, so that the ranks finish each turn together.
     """
     groups, group = [], []
     for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
@@ -275,7 +336,18 @@ def micro_batches(lengths: list[int], token_budget: int) -> list[list[int]]:
             groups.append(group)
             group = []
         group.append(i)
-    return groups + [group] if group else groups
+    groups += [group] if group else []
+
+    def size(group):
+        return len(group) * max(lengths[i] for i in group)
+
+    while len(groups) % ways and max(map(len, groups)) > 1:
+        group = max((g for g in groups if len(g) > 1), key=size)
+        groups.remove(group)
+        groups += [group[:len(group) // 2], group[len(group) // 2:]]
+    if ways > 1:
+        groups.sort(key=size)
+    return groups + [[]] * (-len(groups) % ways)
 
 
 # ----------------------------------------------------------------------------------------------------------- optimizer
@@ -284,6 +356,8 @@ def micro_batches(lengths: list[int], token_budget: int) -> list[list[int]]:
 def make_optimizer(policy: Policy, lr: float, weight_decay: float, beta1: float, beta2: float, eight_bit: bool = False):
     """AdamW on float32 master weights. eight_bit keeps its moments in 8 bits, on a GPU in pages that the host may take."""
     if eight_bit:
+        if ranks.RANKS > 1:
+            raise InputError("--optimizer_8bit: 8-bit moments cannot be sharded over ranks; leave it out, sharding saves more")
         from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
         kind = PagedAdamW8bit if policy.device.type == "cuda" else AdamW8bit
@@ -293,28 +367,49 @@ def make_optimizer(policy: Policy, lr: float, weight_decay: float, beta1: float,
 
 def optimizer_step(policy: Policy, optimizer, max_norm: float) -> float:
     """Clip the gradient to max_norm and step. A gradient that is not finite changes nothing. Returns its norm."""
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)))
     if np.isfinite(norm) and norm > 0:  # norm 0: no token had a signal; weight decay and momentum rest as well
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    policy.not_finite = 0 if np.isfinite(norm) else policy.not_finite + 1
+    if policy.not_finite >= NOT_FINITE_LIMIT:
+        raise InputError(f"{policy.not_finite} gradients in a row were not finite and changed nothing: the run is broken; start "
+                         "again with a lower --lr or --grad_clip, or with --dtype=float32")
     return norm
+
+
+def checkpoint_bytes(policy: Policy, optimizer) -> int:
+    """What save_checkpoint writes on all ranks together, or a little less: the tokenizer and headers come on top."""
+    weights = policy.parameters() if policy.lora else set(policy.model.parameters())
+    moments = [v for values in optimizer.state.values() for v in values.values() if torch.is_tensor(v)]
+    return sum(x.numel() * x.element_size() for x in [*weights, *moments])
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def save_checkpoint(policy: Policy, folder: str, optimizer=None, state: dict | None = None) -> None:
-    """Write an ordinary Hugging Face folder (or peft adapter) with tokenizer, and trainer.pt to resume from.
+    """Write an ordinary Hugging Face folder (or peft adapter) with tokenizer, and trainer.pt to resume from. With several
+    ranks each writes its share of the optimizer's state into optimizer/, and the first one the rest.
 
     Written beside, flushed to disk, renamed whole: after a crash the folder is complete or absent.
     """
+    tmp, several = folder + ".tmp", isinstance(next(policy.model.parameters()), DTensor)
+    ranks.first(shutil.rmtree, tmp, True)
+    weights = whole_weights(policy) if several else None
+    if several and optimizer is not None:
+        moments = {str(i): values for i, values in optimizer.state_dict()["state"].items()}
+        sharded_checkpoint.save(moments, checkpoint_id=os.path.join(tmp, "optimizer"))
+    ranks.first(_save_rest, policy, folder, weights, optimizer, state or {})
+
+
+def _save_rest(policy, folder, weights, optimizer, state) -> None:
     tmp = folder + ".tmp"
-    shutil.rmtree(tmp, ignore_errors=True)
-    policy.model.save_pretrained(tmp)
+    policy.model.save_pretrained(tmp, state_dict=weights)
     policy.tokenizer.save_pretrained(tmp)
     if optimizer is not None:
-        torch.save({"optimizer": optimizer.state_dict(), "torch_rng": torch.get_rng_state(), **(state or {})},
-                   os.path.join(tmp, "trainer.pt"))
+        moments = {"optimizer": optimizer.state_dict()} if weights is None else {}
+        torch.save({**moments, "torch_rng": torch.get_rng_state(), **state}, os.path.join(tmp, "trainer.pt"))
     for root, _, names in os.walk(tmp):
         for name in names:
             with open(os.path.join(root, name), "rb") as f:
@@ -323,8 +418,22 @@ def save_checkpoint(policy: Policy, folder: str, optimizer=None, state: dict | N
 
 
 def load_trainer_state(folder: str, optimizer) -> dict:
-    """Restore the optimizer and torch's RNG from a checkpoint; returns the loop's own state. The weights are the folder."""
+    """Restore the optimizer and torch's RNG from a checkpoint; returns the loop's own state. The weights are the folder.
+    A checkpoint of any number of ranks goes on with any other."""
     state = torch.load(os.path.join(folder, "trainer.pt"), weights_only=True)
-    optimizer.load_state_dict(state.pop("optimizer"))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved = state.pop("optimizer", None) or {"param_groups": optimizer.state_dict()["param_groups"], "state": {}}
+    for i, values in saved["state"].items():  # one process wrote these whole
+        if isinstance(parameters[i], DTensor):
+            saved["state"][i] = {name: v if v.dim() == 0 else distribute_tensor(v.to(parameters[i].device), parameters[i].device_mesh,
+                                 parameters[i].placements, src_data_rank=None) for name, v in values.items()}
+    shares = os.path.join(folder, "optimizer")
+    if os.path.isdir(shares):  # several ranks wrote these; every rank reads what its share is now
+        known = sharded_checkpoint.FileSystemReader(shares).read_metadata().state_dict_metadata
+        for i, p in enumerate(parameters):
+            if f"{i}.step" in known:
+                saved["state"][i] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p.detach()), "exp_avg_sq": torch.zeros_like(p.detach())}
+        sharded_checkpoint.load({str(i): values for i, values in saved["state"].items()}, checkpoint_id=shares)
+    optimizer.load_state_dict(saved)
     torch.set_rng_state(state.pop("torch_rng"))
     return state

@@ -5,6 +5,7 @@
     python rlep.py train   --model=BASE --data=train.jsonl --pool=pool.jsonl --replay=2 --out=runs/rlep   # 3. RLEP
     python rlep.py eval    --model=runs/rlep --data=test.jsonl --samples=32                   # avg@k, maj@k, pass@k
 
+On several GPUs: torchrun --nproc_per_node=8 rlep.py train ..., the same file and options (ranks.py).
 RLEP differs from its baseline in --replay alone. Read train() first: a step is eight short blocks, replay is the third.
 
 Where this departs from the reference implementation:
@@ -15,6 +16,7 @@ Where this departs from the reference implementation:
 
 Legend: P questions per step, G fresh rollouts and M replays per question, B rows, T tokens.
 """
+import contextlib
 import dataclasses
 import difflib
 import fcntl
@@ -37,8 +39,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+import ranks
 from data import InputError, load_questions, prompt_ids
-from model import (Policy, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, micro_batches, optimizer_step,
+from model import (Policy, checkpoint_bytes, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, micro_batches, optimizer_step,
                    policy_loss, response_logprobs, save_checkpoint)
 from replay import Pool, fingerprint
 from sampler import canary, make_sampler
@@ -146,6 +149,16 @@ def decode(tokenizer, samples) -> list[str]:
     return [tokenizer.decode(sample.ids, skip_special_tokens=True) for sample in samples]
 
 
+def answers(s: Settings, questions: list[dict], n: int, seeds: list[int], sampler, verifier: Verifier, progress: str | None = None) -> list[list[tuple]]:
+    """n samples of each question as (sample, text, verdict); a verdict may be None. Every rank takes its share, and gets all."""
+    mine = ranks.share(questions)
+    samples = sampler.generate([q["prompt_ids"] for q in mine], n, ranks.share(seeds), max_tokens=s.response_limit,
+                               temperature=s.temperature, top_p=s.top_p, progress=progress if ranks.FIRST else None)
+    texts = decode(sampler.policy.tokenizer, [x for group in samples for x in group])
+    checked = iter(zip(texts, verifier.verify_batch(texts, [q["answer"] for q in mine for _ in range(n)])))
+    return ranks.merge([[(x, *next(checked)) for x in group] for group in samples])
+
+
 def sample_groups(s: Settings, questions: list[dict], position: int, sampler, verifier: Verifier) -> list[Group]:
     """G fresh, verified rollouts of each of the P questions at `position` of the stream.
 
@@ -153,14 +166,10 @@ def sample_groups(s: Settings, questions: list[dict], position: int, sampler, ve
     """
     batch = [question_at(questions, s.seed, position + i) for i in range(s.questions)]
     seeds = [derive_seed(s.seed, "rollout", position + i) for i in range(s.questions)]
-    samples = sampler.generate([q["prompt_ids"] for q in batch], s.rollouts, seeds, max_tokens=s.response_limit,
-                               temperature=s.temperature, progress="sample")
-    texts = decode(sampler.policy.tokenizer, [x for group in samples for x in group])
-    verdicts = iter(verifier.verify_batch(texts, [q["answer"] for q in batch for _ in range(s.rollouts)]))
     groups = []
-    for question, group in zip(batch, samples):
+    for question, group in zip(batch, answers(s, batch, s.rollouts, seeds, sampler, verifier, "sample")):
         rows = []
-        for x, correct in zip(group, verdicts):
+        for x, _, correct in group:
             if correct is not None:
                 penalty = overlong_penalty(len(x.ids), s.response_limit, s.overlong_buffer, s.overlong_factor)
                 rows.append(Row(x.ids, (1.0 if correct else -1.0) + penalty, correct, x.finish_reason, False, x.logprobs))
@@ -196,16 +205,30 @@ def grow_pool(pool: Pool, groups: list[Group], step: int, run: str, tokenizer) -
                       "source": q["source"]} for row, text in zip(rows, texts)], once=True)
 
 
+def my_micro_batches(rows: list[tuple], s: Settings) -> list[list[int]]:
+    """This rank's micro-batches of the (prompt, row) pairs, as indices. Every rank has the same number, maybe empty ones:
+    under FSDP2 a forward or backward pass is a collective."""
+    return ranks.share(micro_batches([len(p) + len(row.ids) for p, row in rows], s.micro_tokens, ranks.RANKS))
+
+
+def take(policy: Policy, rows: list[tuple], micro: list[int]):
+    """Prompts and rows of a micro-batch; of an empty one a row without response, which adds nothing to any sum."""
+    nothing = ([0], Row([], 0.0, False, "", False, old_logprobs=torch.zeros(0, device=policy.device)))
+    return zip(*([rows[i] for i in micro] or [nothing]))
+
+
 @torch.no_grad()
 def score_old(policy: Policy, s: Settings, groups: list[Group]) -> None:
     """Old log-probs of every row, replayed ones too, under the policy as it is before the step's first update (eq. 4).
     The same function as in the update: rho is 1 at the first mini-batch."""
-    rows = [(g.question["prompt_ids"], row) for g in groups for row in g.rows]
-    for micro in micro_batches([len(p) + len(row.ids) for p, row in rows], s.micro_tokens):
-        prompts, chosen = zip(*(rows[i] for i in micro))
+    rows, scored = [(g.question["prompt_ids"], row) for g in groups for row in g.rows], []
+    for micro in my_micro_batches(rows, s):
+        prompts, chosen = take(policy, rows, micro)
         logprobs, mask, entropy = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature, True)
-        for row, values, mean in zip(chosen, logprobs, (entropy.sum(-1) / mask.sum(-1)).tolist()):
-            row.old_logprobs, row.entropy = values[:len(row.ids)], mean
+        scored += zip(micro, logprobs.cpu(), (entropy.sum(-1) / mask.sum(-1)).tolist())
+    for i, logprobs, mean in (x for part in ranks.gather(scored) for x in part):
+        row = rows[i][1]
+        row.old_logprobs, row.entropy = logprobs[:len(row.ids)].to(policy.device), mean
 
 
 def importance_weights(row: Row, correction: str, cap: float) -> torch.Tensor | float:
@@ -224,14 +247,14 @@ def importance_weights(row: Row, correction: str, cap: float) -> torch.Tensor | 
 
 def update(policy: Policy, optimizer, s: Settings, groups: list[Group], reference: Policy | None) -> dict[str, float]:
     """One optimizer update per `mini_batch` questions, over their fresh and replayed rows. Returns sums for metrics."""
-    sums = defaultdict(float)
+    sums, counts = defaultdict(float), Counter()
     for start in range(0, len(groups), s.mini_batch):
         rows = [(g.question["prompt_ids"], row) for g in groups[start:start + s.mini_batch] for row in g.rows]
-        denominator = sum(len(row.ids) for _, row in rows)  # of the whole mini-batch, before the first micro-batch
+        denominator = sum(len(row.ids) for _, row in rows)  # of the whole mini-batch, of all ranks, before the first micro-batch
         if reference is None:  # a row of advantage 0 has gradient 0: it counts in the denominator and is not computed
             rows = [(p, row) for p, row in rows if row.advantage]
-        for micro in micro_batches([len(p) + len(row.ids) for p, row in rows], s.micro_tokens):
-            prompts, chosen = zip(*(rows[i] for i in micro))
+        for micro in my_micro_batches(rows, s):
+            prompts, chosen = take(policy, rows, micro)
             logprobs, mask, _ = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature)
             old_logprobs = pad_sequence([row.old_logprobs for row in chosen], batch_first=True)  # (B, T)
             advantages = pad_sequence([row.advantage * row.weights * torch.ones_like(row.old_logprobs) for row in chosen],
@@ -244,16 +267,14 @@ def update(policy: Policy, optimizer, s: Settings, groups: list[Group], referenc
                 kl = (gap.exp() - gap - 1).sum() / denominator
                 loss = loss + s.kl_coef * kl
                 sums["kl"] += float(kl.detach())
-            loss.backward()
+            (loss * ranks.RANKS).backward()  # FSDP2 averages over the ranks; the token mean is a sum with one denominator
             sums["loss"] += float(loss.detach())
             for name, values in [*stats.items(), ("trained_tokens", mask.sum(-1))]:  # fresh and replayed rows apart
                 for row, value in zip(chosen, values.tolist()):
                     sums["replay/" * row.replayed + name] += value
         norm = optimizer_step(policy, optimizer, s.grad_clip)
-        sums["updates"] += 1
-        sums["skipped_updates"] += not math.isfinite(norm)
-        sums["grad_norm"] += norm if math.isfinite(norm) else 0.0
-    return sums
+        counts += Counter(updates=1, skipped_updates=not math.isfinite(norm), grad_norm=norm if math.isfinite(norm) else 0.0)
+    return ranks.add(sums) | counts
 
 
 def mean(values) -> float:
@@ -323,15 +344,11 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
     """
     seeds = [derive_seed(s.seed, "eval", q["id"]) for q in questions]
     sampler.wake()
-    samples = sampler.generate([q["prompt_ids"] for q in questions], n, seeds, max_tokens=s.response_limit,
-                               temperature=s.temperature, top_p=s.top_p, progress="evaluate")
+    groups = answers(s, questions, n, seeds, sampler, verifier, "evaluate")
     sampler.sleep()
-    flat = [x for group in samples for x in group]
-    texts = decode(sampler.policy.tokenizer, flat)
-    verdicts = verifier.verify_batch(texts, [q["answer"] for q in questions for _ in range(n)])
     records = [{"id": q["id"], "source": q["source"], "correct": bool(ok), "answer": q["answer"], "extracted": extract_answer(text),
                 "finish_reason": x.finish_reason, "tokens": len(x.ids), "problem": q["problem"], "response": text}
-               for q, ok, x, text in zip([q for q in questions for _ in range(n)], verdicts, flat, texts)]
+               for q, group in zip(questions, groups) for x, text, ok in group]
     by_source = defaultdict(list)
     for i in range(0, len(records), n):
         by_source[records[i]["source"]].append(records[i:i + n])
@@ -352,7 +369,7 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
 
 # ---------------------------------------------------------------------------------------------------------- run folder
 
-RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction"}  # what leaves the steps done as they are
+RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction", "phase_minutes"}  # what leaves the steps done as they are
 
 
 def write_json(path: str, value) -> None:
@@ -443,12 +460,29 @@ def begin_run(s: Settings, done: int, fresh: bool) -> str:
 
 
 def save_run(policy: Policy, optimizer, s: Settings, step: int, position: int) -> None:
-    """Checkpoint the step, then drop the oldest beyond --keep."""
+    """Checkpoint the step, then drop the oldest beyond --keep, but not the best."""
     os.makedirs(os.path.join(s.out, "checkpoints"), exist_ok=True)
+    needed = checkpoint_bytes(policy, optimizer)
+    free = ranks.first(lambda: shutil.disk_usage(s.out).free)
+    if free < needed:
+        raise InputError(f"--out={s.out}: a checkpoint takes {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; the earlier ones "
+                         "are left as they were: make room, and the same command continues from the newest")
     state = {"step": step, "position": position, "python_rng": random.getstate()}
     save_checkpoint(policy, os.path.join(s.out, "checkpoints", f"step-{step:06d}"), optimizer, state)
-    for old in checkpoints(s.out)[:-s.keep] if s.keep else []:
-        shutil.rmtree(old)
+    if ranks.FIRST and s.keep:
+        for old in set(checkpoints(s.out)[:-s.keep]) - {best_checkpoint(s.out)}:
+            shutil.rmtree(old)
+
+
+def best_checkpoint(run: str) -> str | None:
+    """The checkpoint of the best evaluation (mean avg@k over the data sets; of equals the latest); None without any."""
+    scores = {}
+    with open(os.path.join(run, "metrics.jsonl")) as f:
+        for record in map(json.loads, f):
+            values = [v for k, v in record.items() if re.fullmatch(r"eval/.*/avg@\d+", k)]
+            if values:
+                scores[os.path.join(run, "checkpoints", f"step-{record['step']:06d}")] = mean(values)
+    return max((c for c in checkpoints(run) if c in scores), key=lambda c: (scores[c], c), default=None)
 
 
 # --------------------------------------------------------------------------------------------------------------- train
@@ -486,19 +520,23 @@ def progress_line(record: dict, s: Settings, seconds: float) -> str:
 
 def train(s: Settings) -> None:
     """GRPO, and RLEP with --replay. Continues by itself from the newest checkpoint of --out."""
-    checkpoint, lock = open_run(s)
+    ranks.start(s.device, s.phase_minutes)
+    checkpoint, lock = open_run(s) if ranks.FIRST else (None, None)
+    checkpoint = ranks.first(lambda: checkpoint)
     model = checkpoint or resolve_model(s.model)
     tokenizer = load_tokenizer(model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
-    questions = load_data(s.data, s, tokenizer, verifier, "data", s.max_questions)
-    held_out = load_data(s.eval_data, s, tokenizer, verifier, "eval_data") if s.eval_data else []
+    questions = ranks.first(load_data, s.data, s, tokenizer, verifier, "data", s.max_questions)
+    held_out = ranks.first(load_data, s.eval_data, s, tokenizer, verifier, "eval_data") if s.eval_data else []
+    if min(s.questions, len(held_out) or s.questions) < ranks.RANKS:
+        raise InputError(f"{ranks.RANKS} ranks need at least as many --questions and held-out questions, for each takes its share")
     policy = load_policy(model, lora_rank=s.lora_rank, lora_alpha=s.lora_alpha, device=s.device, compute_dtype=s.dtype,
                          load_4bit=s.load_4bit, activation_checkpointing=s.activation_checkpointing)
     reference = load_policy(resolve_model(s.model), load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False) if s.kl_coef else None
     optimizer = make_optimizer(policy, s.lr, s.weight_decay, s.beta1, s.beta2, s.optimizer_8bit)
     sampler = make_sampler(policy, s, longest_row(policy, s, questions + held_out))
     pool = None
-    if s.pool:
+    if s.pool and ranks.FIRST:
         pool = Pool(s.pool, readonly=not s.grow_pool, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit)
         covered = sum(q["id"] in pool for q in questions)
         print(f"pool: {len(pool)} answers; {covered} of {len(questions)} questions covered")
@@ -513,10 +551,12 @@ def train(s: Settings) -> None:
         random.setstate(state["python_rng"])
         print(f"continuing after step {done} of {s.steps}" if done < s.steps else
               f"finished: {done} steps are done; a larger --steps continues, --overwrite starts again", flush=True)
-    run = begin_run(s, done, fresh=checkpoint is None)
+    run = ranks.first(begin_run, s, done, checkpoint is None)
 
     def log(step: int, record: dict, records: list[dict]) -> None:
         """Append to metrics.jsonl; after an evaluation also one response of each of four questions, and the curves."""
+        if not ranks.FIRST:
+            return
         append_jsonl(os.path.join(s.out, "samples.jsonl"), [{"step": step, **r} for r in records[:4 * s.eval_samples:s.eval_samples]])
         append_jsonl(os.path.join(s.out, "metrics.jsonl"), [{"step": step, **record}])
         if records:
@@ -524,6 +564,7 @@ def train(s: Settings) -> None:
             plot.draw([s.out], os.path.join(s.out, "curves.png"))
 
     if not checkpoint and held_out:
+        ranks.phase("evaluate", s.phase_minutes)
         metrics, records = evaluate(s, held_out, s.eval_samples, sampler, verifier)
         log(0, metrics, records)
         print("step 0:" + "".join(f"  {k[5:]} {v:.3f}" for k, v in metrics.items() if "/avg@" in k), flush=True)
@@ -533,6 +574,7 @@ def train(s: Settings) -> None:
         clock, verified = [time.perf_counter()], Counter(verifier.counts)
 
         # 1-2. sample G fresh rollouts per question from the current policy, and verify them
+        ranks.phase("sample", s.phase_minutes)
         groups, sampled = [], []
         sampler.wake()  # vLLM takes over the policy's weights here
         while len(groups) < s.questions and len(sampled) < (s.dynamic_tries if s.dynamic_sampling else 1):
@@ -545,11 +587,11 @@ def train(s: Settings) -> None:
         clock.append(time.perf_counter())
 
         # 3. replay: add up to M stored answers to each question's group
-        if pool is not None:
+        if s.pool:
             if s.grow_pool:  # ablation: the pool takes in what this run finds
-                grow_pool(pool, groups, step, run, tokenizer)
-            for group in groups:
-                group.rows = group.rows + replay_rows(s, pool, group, step, run)
+                ranks.first(grow_pool, pool, groups, step, run, tokenizer)
+            for group, replayed in zip(groups, ranks.first(lambda: [replay_rows(s, pool, group, step, run) for group in groups])):
+                group.rows = group.rows + replayed
 
         # 4. advantages over each mixed group
         rows = [row for group in groups for row in group.rows]
@@ -561,6 +603,7 @@ def train(s: Settings) -> None:
             row.advantage = advantage
 
         # 5. old log-probs of all rows under the current policy
+        ranks.phase("score", s.phase_minutes)
         score_old(policy, s, groups)
         if sampler.name == "vllm":  # every answer proves the weight swap
             canary(mismatch([row for row in rows if not row.replayed]), policy, s.temperature)
@@ -570,6 +613,7 @@ def train(s: Settings) -> None:
         clock.append(time.perf_counter())
 
         # 6. one optimizer update per mini-batch of questions
+        ranks.phase("update", s.phase_minutes)
         lr = s.lr * min(1.0, step / max(s.warmup, 1))
         for parameters in optimizer.param_groups:
             parameters["lr"] = lr
@@ -578,11 +622,12 @@ def train(s: Settings) -> None:
 
         # 7. log and evaluate
         record = {**step_metrics(s, groups, sums), "lr": lr, "position": position, "sampled_batches": len(sampled), "sampled_accuracy": mean(sampled),
-                  **{f"verify/{kind}": n for kind, n in sorted((Counter(verifier.counts) - verified).items())}}
+                  **{f"verify/{kind}": n for kind, n in sorted(ranks.add(Counter(verifier.counts) - verified).items())}}
         if sampler.name == "vllm":
             record["time/swap"] = sampler.swap_seconds
         last, records = step == s.steps, []
         if held_out and (last or step % s.eval_every == 0):
+            ranks.phase("evaluate", s.phase_minutes)
             metrics, records = evaluate(s, held_out, s.eval_samples, sampler, verifier)
             record |= metrics
         clock.append(time.perf_counter())
@@ -596,10 +641,13 @@ def train(s: Settings) -> None:
 
         # 8. save
         if last or step % s.save_every == 0:
+            ranks.phase("save", s.phase_minutes)
             save_run(policy, optimizer, s, step, position)
     sampler.close()
     verifier.close()
-    lock.close()
+    ranks.stop()
+    if ranks.FIRST:
+        lock.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- collect
@@ -610,30 +658,28 @@ def collect(s: Settings) -> None:
 
     Beside the pool, <pool>.done records the outcome of each question: stopped and run again, none is done twice.
     """
+    ranks.start(s.device, s.phase_minutes)
     model = resolve_model(s.model)
     tokenizer = load_tokenizer(model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
-    questions = load_data(s.data, s, tokenizer, verifier, "data", s.max_questions)
+    questions = ranks.first(load_data, s.data, s, tokenizer, verifier, "data", s.max_questions)
     os.makedirs(os.path.dirname(s.pool) or ".", exist_ok=True)
-    with Pool(s.pool, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit) as pool:
-        done = open_done(s, model)
+    with Pool(s.pool, tokenizer=fingerprint(tokenizer), max_tokens=s.response_limit) if ranks.FIRST else contextlib.nullcontext() as pool:
+        done = ranks.first(open_done, s, model)
         policy = load_policy(model, load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False)
         sampler = make_sampler(policy, s, longest_row(policy, s, questions))
         todo = [q for q in questions if q["id"] not in done]
         print(f"collect: {s.samples} samples of {len(todo)} questions ({len(questions) - len(todo)} done before)", flush=True)
         sampler.wake()
         # vLLM takes up a waiting answer as soon as one ends: of large batches it spends less time on the last few
-        size = max(1, s.sampler_rows * (8 if sampler.name == "vllm" else 1) // s.samples)
-        bar = tqdm(total=len(todo), desc="collect", unit="question", disable=None)
+        size = max(1, s.sampler_rows * (8 if sampler.name == "vllm" else 1) // s.samples) * ranks.RANKS
+        bar = tqdm(total=len(todo), desc="collect", unit="question", disable=None if ranks.FIRST else True)
         for batch in (todo[i:i + size] for i in range(0, len(todo), size)):
-            seeds = [derive_seed(s.seed, "collect", q["id"]) for q in batch]
-            samples = sampler.generate([q["prompt_ids"] for q in batch], s.samples, seeds, max_tokens=s.response_limit,
-                                       temperature=s.temperature, top_p=s.top_p)
-            texts = iter(decode(tokenizer, [x for group in samples for x in group]))
-            texts = [[next(texts) for _ in group] for group in samples]
-            verdicts = iter(verifier.verify_batch([t for group in texts for t in group], [q["answer"] for q in batch for _ in range(s.samples)]))
-            for question, group, group_texts in zip(batch, samples, texts):
-                records, outcome = pool_records(s, question, group, group_texts, [next(verdicts) for _ in group])
+            ranks.phase("sample", s.phase_minutes)
+            groups = answers(s, batch, s.samples, [derive_seed(s.seed, "collect", q["id"]) for q in batch], sampler, verifier)
+            for question, group in zip(batch, groups) if ranks.FIRST else ():
+                samples, texts, verdicts = zip(*group)
+                records, outcome = pool_records(s, question, samples, texts, verdicts)
                 origin = {"model": model, "tokenizer": fingerprint(tokenizer), "temperature": s.temperature, "top_p": s.top_p}
                 # a crash may come between these two lines: once=True then adds nothing that the pool already has
                 pool.append([r | origin for r in records], allow_failed=s.keep_failures, once=True)
@@ -641,13 +687,15 @@ def collect(s: Settings) -> None:
                 done[question["id"]] = outcome
                 bar.update()
         bar.close()
-        outcomes = [done[q["id"]] for q in questions]
-        stored = sum(outcome["stored"] > 0 for outcome in outcomes)
-        print(f"coverage: {stored} of {len(questions)} questions ({stored / len(questions):.1%}); "
-              f"{sum(o['correct'] for o in outcomes) / sum(o['samples'] for o in outcomes):.1%} of the samples right; "
-              f"{len(pool)} answers in {s.pool}")
+        if ranks.FIRST:
+            outcomes = [done[q["id"]] for q in questions]
+            stored = sum(outcome["stored"] > 0 for outcome in outcomes)
+            print(f"coverage: {stored} of {len(questions)} questions ({stored / len(questions):.1%}); "
+                  f"{sum(o['correct'] for o in outcomes) / sum(o['samples'] for o in outcomes):.1%} of the samples right; "
+                  f"{len(pool)} answers in {s.pool}")
     sampler.close()
     verifier.close()
+    ranks.stop()
 
 
 def open_done(s: Settings, model: str) -> dict[str, dict]:
@@ -682,7 +730,8 @@ def pool_records(s: Settings, question: dict, samples: list, texts: list[str], v
 
 def evaluate_command(s: Settings) -> None:
     """Print avg@k with its standard error, maj@k and pass@k per data set; with --out keep them and every response."""
-    settings = {k: v for k, v in dataclasses.asdict(s).items() if k != "overwrite"}
+    ranks.start(s.device, s.phase_minutes)
+    settings = {k: v for k, v in dataclasses.asdict(s).items() if k not in ("overwrite", "phase_minutes")}
     stored = os.path.join(s.out, "eval.json") if s.out else ""
     if os.path.exists(stored) and not s.overwrite:
         with open(stored) as f:
@@ -695,18 +744,20 @@ def evaluate_command(s: Settings) -> None:
         return
     model = resolve_model(s.model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
-    questions = load_data(s.data, s, load_tokenizer(model), verifier, "data", s.max_questions)
+    questions = ranks.first(load_data, s.data, s, load_tokenizer(model), verifier, "data", s.max_questions)
     policy = load_policy(model, load_4bit=s.load_4bit, device=s.device, compute_dtype=s.dtype, train=False)
     sampler = make_sampler(policy, s, longest_row(policy, s, questions))
+    ranks.phase("evaluate", s.phase_minutes)
     metrics, records = evaluate(s, questions, s.samples, sampler, verifier)
     print_scores(metrics, s.samples)
-    if s.out:
+    if s.out and ranks.FIRST:
         os.makedirs(s.out, exist_ok=True)
         with open(os.path.join(s.out, "responses.jsonl"), "w") as f:
             f.writelines(json.dumps(record) + "\n" for record in records)
         write_json(stored, {"settings": settings, "metrics": metrics})
     sampler.close()
     verifier.close()
+    ranks.stop()
 
 
 def print_scores(metrics: dict, n: int) -> None:
@@ -730,11 +781,11 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.excepthook = ranks.report_crash
     try:
         main(sys.argv[1:])
     except InputError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+        ranks.refuse(e)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         sys.exit(130)

@@ -12,6 +12,7 @@ Legend: P prompts, B rows decoded together, V vocabulary, H hidden size.
 """
 import contextlib
 import copy
+import dataclasses
 import importlib.util
 import os
 import random
@@ -22,11 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from data import InputError
-from model import Policy, logits, response_logprobs
+from model import Policy, logits, response_logprobs, whole
 
 
 @dataclass
@@ -41,17 +43,35 @@ class Sample:
 class TorchSampler:
     """The plain PyTorch sampler. It shares the trainer's weights, so push, wake and sleep have nothing to do.
 
-    rows: how many responses are decoded at a time.
+    Except where the policy is sharded over ranks: there they hold a whole copy, for ranks decode at their own pace and a
+    sharded forward waits for all of them. rows: how many responses are decoded at a time.
     """
 
     name = "torch"
 
     def __init__(self, policy: Policy, rows: int = 256):
         self.policy, self.rows = policy, rows
+        self.sharded = any(isinstance(p, DTensor) for p in policy.model.parameters())
+        self.decodes = None if self.sharded else policy  # the policy that generate() reads
 
     def push(self) -> None: ...
-    def wake(self) -> None: ...
-    def sleep(self) -> None: ...
+
+    @torch.no_grad()
+    def wake(self) -> None:
+        if self.sharded:
+            config = copy.deepcopy(self.policy.config)
+            config.vocab_size, config.dtype = self.policy.vocab, self.policy.compute_dtype
+            with self.policy.device:
+                plain = AutoModelForCausalLM.from_config(config, dtype=self.policy.compute_dtype).eval()
+            state = plain.state_dict()
+            for name, tensor in plain_weights(self.policy, {name: tensor.shape for name, tensor in state.items()}):
+                state[name].copy_(tensor)
+            self.decodes = dataclasses.replace(self.policy, model=plain, lora=False)
+
+    def sleep(self) -> None:
+        if self.sharded:
+            self.decodes = None
+
     def close(self) -> None: ...
 
     @torch.no_grad()
@@ -62,8 +82,8 @@ class TorchSampler:
         temperature 0 is greedy. Sample i of a prompt draws from its own stream, keyed by (seed, i): it does not depend
         on the other prompts, on n, or on the batch. progress: label of a progress bar, None for no bar.
         """
-        was_training = self.policy.model.training
-        self.policy.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
+        was_training = self.decodes.model.training
+        self.decodes.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
         done: dict[tuple[int, int], Sample] = {}
         jobs = [(p, i) for p in sorted(range(len(prompts)), key=lambda p: len(prompts[p])) for i in range(n)]
         bar = tqdm(total=len(jobs), desc=progress, unit="answer", leave=False, disable=None if progress else True)
@@ -74,12 +94,12 @@ class TorchSampler:
             done.update(zip(batch, samples))
             bar.update(len(batch))
         bar.close()
-        self.policy.model.train(was_training)
+        self.decodes.model.train(was_training)
         return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
 
     def _decode(self, prompts, keys, max_tokens, temperature, top_p) -> list[Sample]:
         """Decode one batch with a KV cache; equal neighbouring prompts are computed once, finished rows are dropped."""
-        policy, device = self.policy, self.policy.device
+        policy, device = self.decodes, self.decodes.device
         unique = [i for i, p in enumerate(prompts) if i == 0 or p != prompts[i - 1]]
         repeats = torch.tensor([b - a for a, b in zip(unique, unique[1:] + [len(prompts)])], device=device)
         width = max(map(len, prompts))
@@ -171,11 +191,6 @@ def make_sampler(policy: Policy, s, longest: int):
     print(f"sampler: vLLM in this process ({'asked for' if s.sampler == 'vllm' else 'a GPU and vLLM are there'}), swaps "
           f"{swap}; built in {time.perf_counter() - start:.0f} s", flush=True)
     return sampler
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that FSDP2 may have sharded. A collective: all ranks ask for the same ones in the same order."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 @torch.no_grad()

@@ -90,6 +90,7 @@ class Settings:
     samples: int = option(32, "ce", "run", "K: samples per question", 1)
     min_correct: int = option(2, "c", "run", "questions with fewer correct samples stay out of the pool", 1)
     keep_failures: bool = option(False, "c", "run", "store wrong answers too, for --replay_failures")
+    phase_minutes: float = option(0.0, "tce", "run", "time limit of sampling, of scoring, of an update...: beyond it the run ends and names the phase; 0 is none", 0)
     seed: int = option(0, "tce", "run", "of data order, sampling and replay draws", 0)
     out: str = option("", "te", "run", "run folder")
     overwrite: bool = option(False, "te", "run", "delete what --out holds from an earlier run and start again")

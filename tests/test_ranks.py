@@ -1,0 +1,231 @@
+"""Several ranks under torchrun, on CPUs with gloo: the same numbers as one process, checkpoints, kills, failures."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import ROOT, make_model, run
+from test_rlep import SIZES, records, train, weights, world  # noqa: F401
+
+import model as M
+import ranks
+import rlep
+import updates
+from data import InputError
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+# --------------------------------------------------------------------------------------------------- sharing out the rows
+
+
+@pytest.mark.parametrize("ways", [1, 2, 4, 8])
+def test_micro_batches_for_several_ranks(ways):
+    rng = random.Random(ways)
+    for count in (0, 1, 3, 40, 200):
+        lengths = [rng.choice((3, 20, 100, 400)) for _ in range(count)]
+        groups = M.micro_batches(lengths, 800, ways)
+        assert sorted(i for g in groups for i in g) == list(range(count)) and len(groups) % ways == 0
+        assert all(len(g) * max(lengths[i] for i in g) <= 800 for g in groups if g)
+        turns = [groups[i:i + ways] for i in range(0, len(groups), ways)]
+        assert all(any(turn) for turn in turns)  # no turn of empty ones alone
+        if count == 200:  # the ranks finish together: the padded tokens of a turn are those of its slowest rank
+            size = [len(g) * max((lengths[i] for i in g), default=0) for g in groups]
+            assert sum(max(size[i:i + ways]) for i in range(0, len(size), ways)) < 1.35 * sum(size) / ways
+
+
+def test_one_process_is_one_rank():
+    assert (ranks.RANK, ranks.RANKS) == (0, 1) and ranks.share([1, 2]) == ranks.merge([1, 2]) == [1, 2]
+    assert ranks.gather(3) == [3] and ranks.first(max, 1, 2) == 2 and ranks.add({"a": 1})["b"] == 0
+
+
+# ----------------------------------------------------------------------------------------- the same numbers for any ranks
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    make_model(folder / "tied", tied=True)
+    make_model(folder / "untied", tied=False, extra_vocab=5, seed=3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(models):
+    real = rlep.optimizer_step
+    yield {case: updates.case_results(case, models) for case in updates.CASES}
+    rlep.optimizer_step = real
+
+
+def same_updates(single, several):
+    for case, one in single.items():
+        many = several[case]
+        size = max(s["grad_norm"] for s in one["sums"])  # sum of the norms of a step's gradients
+        for a, b in zip(one["gradients"], many["gradients"], strict=True):
+            assert (a - b).abs().max() < 1e-6 * max(1.0, size), case
+        assert (one["weights"] - many["weights"]).abs().max() < 1e-6, case
+        for a, b in zip(one["old"], many["old"]):
+            assert (a - b).abs().max() < 1e-5, case
+        for a, b in zip(one["sums"], many["sums"]):
+            for name in {**a, **b}:
+                exact = 1e-6 if name == "loss" else 1e-5  # the others are sums over tokens and over updates
+                assert b.get(name, 0) == pytest.approx(a.get(name, 0), rel=exact, abs=exact), (case, name)
+
+
+def test_two_ranks(models, single, tmp_path):
+    """Loss, gradients and weights after three steps: uneven groups and lengths, dead groups, one row for two ranks."""
+    run(*TORCHRUN, "tests/updates.py", models, tmp_path / "out.pt", env=ENV)
+    same_updates(single, torch.load(tmp_path / "out.pt")["shard"])
+
+
+def test_two_nodes_of_two_ranks(models, single, tmp_path):
+    """The same with four: replicas on two nodes with shards within each, and sharded over all four."""
+    def node(i):
+        return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2", f"--node_rank={i}",
+                                 "--master_addr=127.0.0.1", f"--master_port={port}", "tests/updates.py", models, tmp_path / "out.pt"],
+                                cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    port = random.Random().randrange(20000, 30000)
+    nodes = [node(0), node(1)]
+    outputs = [n.communicate(timeout=300)[0] for n in nodes]
+    assert [n.returncode for n in nodes] == [0, 0], "\n".join(outputs)
+    results = torch.load(tmp_path / "out.pt")
+    assert set(results) == {"shard", "replicate, shard"}
+    for several in results.values():
+        same_updates(single, several)
+
+
+# --------------------------------------------------------------------------------------------------- whole runs, and kills
+
+
+def command(world, out, *args):  # noqa: F811
+    return [*TORCHRUN, "rlep.py", "train", f"--model={world['model']}", f"--data={world['data']}", f"--eval_data={world['test']}", *SIZES,
+            "--replay=2", f"--pool={world['pool']}", "--micro_tokens=100", f"--out={out}", *args]
+
+
+def workers(process):
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as f:
+        return [int(pid) for pid in f.read().split()]
+
+
+def same_losses(a, b):
+    for x, y in zip(records(a), records(b), strict=True):
+        assert x.keys() == y.keys()
+        for name in x:
+            assert y[name] == pytest.approx(x[name], rel=1e-4, abs=1e-5), (x["step"], name)
+    assert (weights(a) - weights(b)).abs().max() < 1e-4  # lr 1e-3: AdamW carries a rounding of a tiny gradient into the weight
+
+
+def test_killed_ranks_and_other_numbers_of_ranks(world, tmp_path):  # noqa: F811
+    """Two ranks, one of them killed: all are down at once. Continued by two, then by one process, then by two: as one
+    process from start to end. Rank 0 alone prints and writes."""
+    train(world, tmp_path / "one", "--steps=6", "--micro_tokens=100", "--lr=1e-4")
+    out, rng = tmp_path / "many", random.Random()
+    process = subprocess.Popen([sys.executable, *command(world, out, "--steps=2", "--lr=1e-4")], cwd=ROOT, env=ENV, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)
+    for line in process.stdout:
+        if line.startswith(("step 1/", "step 2/")) and rng.random() < 0.7:
+            break
+    time.sleep(rng.random())
+    pids = workers(process)
+    start = time.monotonic()
+    if pids:
+        os.kill(rng.choice(pids), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode and time.monotonic() - start < 60
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}") and "rlep" in open(f"/proc/{pid}/cmdline").read()]
+    done = run(*command(world, out, "--steps=2", "--lr=1e-4"), env=ENV).stdout
+    assert done.count("policy:") == 1
+    train(world, out, "--steps=4", "--micro_tokens=100", "--lr=1e-4")
+    run(*command(world, out, "--steps=6", "--lr=1e-4"), env=ENV)
+    same_losses(tmp_path / "one", out)
+    assert not [name for name in os.listdir(out / "checkpoints") if not name.startswith("step-0")]
+    from transformers import AutoModelForCausalLM
+    exported = AutoModelForCausalLM.from_pretrained(rlep.checkpoints(str(out))[-1])
+    assert exported.dtype == torch.float32 and exported.config.tie_word_embeddings
+
+
+def test_the_best_checkpoint_is_kept(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for step in (2, 3, 4, 6):
+        (folder / f"step-{step:06d}").mkdir(parents=True)
+    lines = [{"step": step, "eval/a/avg@4": v, "eval/b/avg@4": 0.5, "eval/a/pass@4": 1} for step, v in ((0, 0.9), (2, 0.4), (4, 0.6), (5, 0.7), (6, 0.5))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"step": 3}]))
+    assert rlep.best_checkpoint(str(tmp_path)) == str(folder / "step-000004")
+
+
+# --------------------------------------------------------------------------------------------------------------- failures
+
+
+def test_ten_gradients_in_a_row_that_are_not_finite(models):
+    policy = M.load_policy(str(models / "tied"), device="cpu")
+    before = torch.cat([p.detach().flatten() for p in policy.parameters()])
+    optimizer = M.make_optimizer(policy, 1e-3, 0.1, 0.9, 0.999)
+
+    def step(value):
+        for p in policy.parameters():
+            p.grad = torch.full_like(p, value)
+        return M.optimizer_step(policy, optimizer, 1.0)
+    for _ in range(9):
+        assert step(float("nan")) != 0
+    assert torch.equal(before, torch.cat([p.detach().flatten() for p in policy.parameters()])) and policy.not_finite == 9
+    step(1.0)
+    assert policy.not_finite == 0
+    for _ in range(9):
+        step(float("inf"))
+    with pytest.raises(InputError, match="10 gradients in a row"):
+        step(float("nan"))
+
+
+def test_a_full_disk_leaves_the_checkpoints(world, tmp_path, monkeypatch):  # noqa: F811
+    out = tmp_path / "run"
+    train(world, out, "--steps=2")
+    monkeypatch.setattr(rlep.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(InputError, match="a checkpoint takes 0.00121 GB, 1e-06 GB are free"):
+        train(world, out, "--steps=3")
+    monkeypatch.undo()
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(M.torch, "save", full)  # where the estimate was too low: in the middle of writing
+    with pytest.raises(OSError):
+        train(world, out, "--steps=3")
+    monkeypatch.undo()
+    assert [os.path.basename(c) for c in rlep.checkpoints(str(out))] == ["step-000001", "step-000002"]
+    train(world, out, "--steps=3")
+    assert [r["step"] for r in records(out)] == [0, 1, 2, 3] and "step-000003" in os.listdir(out / "checkpoints")
+
+
+FAILING = """
+import sys, time, torch
+sys.path.insert(0, {root!r})
+import ranks, rlep, sampler
+def fail(*args, **kwargs):
+    if {when}:
+        {what}
+    return real(*args, **kwargs)
+real, {target} = {target}, fail
+sys.excepthook = ranks.report_crash
+rlep.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("target, what, words", [
+    ("rlep.update", "raise torch.OutOfMemoryError('CUDA out of memory')", ["rank 1: out of memory in update: lower --micro_tokens", "in fail"]),
+    ("sampler.TorchSampler.generate", "time.sleep(1000)", ["rank 1: sample took longer than --phase_minutes=0.2", "in fail"])])
+def test_a_rank_that_dies_or_hangs_takes_all_down(world, tmp_path, target, what, words):  # noqa: F811
+    """Within a minute, with a traceback, and the line that says what to do."""
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(root=ROOT, target=target, what=what, when="ranks.RANK == 1"))
+    args = [a for a in command(world, tmp_path / "run", "--steps=2", "--phase_minutes=0.2") if not a.startswith("--eval_data")]
+    args[args.index("rlep.py")] = script
+    start = time.monotonic()
+    result = run(*args, check=False, env=ENV, timeout=120)
+    assert result.returncode and time.monotonic() - start < 100
+    for word in words:
+        assert word in result.stderr, result.stderr
