@@ -39,6 +39,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+import plan
 import ranks
 from data import InputError, load_questions, prompt_ids
 from model import (Policy, checkpoint_bytes, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, micro_batches, optimizer_step,
@@ -777,7 +778,7 @@ def main(args: list[str]) -> None:
     elif "-h" in args or "--help" in args:
         print(help_text(args[0]))
     else:
-        {"train": train, "collect": collect, "eval": evaluate_command}[args[0]](parse(args[0], args[1:]))
+        {"train": train, "collect": collect, "eval": evaluate_command, "plan": plan.show}[args[0]](parse(args[0], args[1:]))
 
 
 if __name__ == "__main__":

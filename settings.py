@@ -95,17 +95,26 @@ class Settings:
     out: str = option("", "te", "run", "run folder")
     overwrite: bool = option(False, "te", "run", "delete what --out holds from an earlier run and start again")
 
+    gpus: int = option(8, "p", "plan", "GPUs of one node", 1)
+    gpu_memory: float = option(80.0, "p", "plan", "GiB of each", 0.001)
+    gpu_tflops: float = option(989.0, "p", "plan", "TFLOP/s of each in bfloat16 (H100: 989, A100: 312)", 0.001)
+    mfu: float = option(0.4, "p", "plan", "share of that which training reaches; to be measured, the default is a guess", 0.001, 1)
+    sampler_speed: int = option(4000, "p", "plan", "tokens per second that one GPU samples; to be measured, the default is a guess", 1)
+    mean_length: int = option(1000, "p", "plan", "tokens of a response on average", 1)
+
 
 COMMANDS = {"train": "train a policy with GRPO, or with RLEP when --replay is given",
             "collect": "sample answers to every question and store the verified ones in the pool",
-            "eval": "avg@k, maj@k and pass@k per data set"}
-DEFAULTS = {"train": {}, "collect": {"samples": 64, "temperature": 0.7, "top_p": 0.95}, "eval": {}}  # the paper's
-REQUIRED = {"train": ("model", "data", "out"), "collect": ("model", "data", "pool"), "eval": ("model", "data")}
+            "eval": "avg@k, maj@k and pass@k per data set",
+            "plan": "memory and time of a training run, told without a GPU and without weights"}
+DEFAULTS = {"train": {}, "collect": {"samples": 64, "temperature": 0.7, "top_p": 0.95}, "eval": {}, "plan": {"model": "Qwen/Qwen2.5-Math-7B"}}  # the paper's
+REQUIRED = {"train": ("model", "data", "out"), "collect": ("model", "data", "pool"), "eval": ("model", "data"), "plan": ("model",)}
 
 
 def fields_of(command: str) -> dict[str, dataclasses.Field]:
-    """The fields that the command uses, by name."""
-    return {f.name: f for f in dataclasses.fields(Settings) if command[0] in f.metadata["commands"]}
+    """The fields that the command uses, by name. A plan is for a training run: it takes train's."""
+    letters = {"plan": "pt"}.get(command, command[0])
+    return {f.name: f for f in dataclasses.fields(Settings) if set(letters) & set(f.metadata["commands"])}
 
 
 def help_text(command: str) -> str:
