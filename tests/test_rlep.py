@@ -402,7 +402,7 @@ def test_a_mistake_before_the_first_step_leaves_no_run_behind(world, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- collect, eval
 
-COLLECT = ["--samples=8", "--temperature=1", "--top_p=1", "--response_limit=16", "--min_correct=1", "--sampler_rows=16", "--verify_workers=1", "--device=cpu"]
+COLLECT = ["--samples=64", "--temperature=1", "--top_p=1", "--response_limit=16", "--min_correct=1", "--sampler_rows=128", "--verify_workers=1", "--device=cpu"]
 
 
 def test_collect_killed_again_and_again_loses_and_doubles_nothing(world, tmp_path):
@@ -433,7 +433,7 @@ def test_collect_killed_again_and_again_loses_and_doubles_nothing(world, tmp_pat
         record = json.loads(line)
         assert record["reward"] == 1 and record["finish_reason"] == "stop" and record["response_ids"][-1] == 1
     again = refused("rlep.py", "collect", f"--model={world['model']}", f"--data={world['data']}", *COLLECT, "--samples=4", f"--pool={tmp_path}/whole.jsonl")
-    assert "--samples=8, now 4" in again
+    assert "--samples=64, now 4" in again
 
 
 def test_collect_keeps_questions_with_enough_right_answers_only():
