@@ -191,12 +191,9 @@ TWO_RANKS = """
 import sys, torch, torch.distributed as dist
 sys.path[:0] = [{root!r}, {tests!r}]
 import test_vllm as T, model as M, sampler as S
-from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-policy = M.load_policy({model!r}, device="cpu")
-for module in [*policy.decoder.layers, policy.decoder, policy.head]:
-    fully_shard(module)
+policy = M.load_policy({model!r}, device="cpu")  # under torchrun: sharded
 sampler = S.VLLMSampler(policy, 200, rows=64)
 optimizer = M.make_optimizer(policy, 2e-2, 0.1, 0.9, 0.999)
 worst, drawn = [], []
