@@ -370,7 +370,7 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
 
 # ---------------------------------------------------------------------------------------------------------- run folder
 
-RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction", "phase_minutes"}  # what leaves the steps done as they are
+RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction", "phase_minutes", "profile"}  # what leaves the steps done as they are
 
 
 def write_json(path: str, value) -> None:
@@ -519,6 +519,20 @@ def progress_line(record: dict, s: Settings, seconds: float) -> str:
     return line + "".join(f"  {k[5:]} {v:.3f}" for k, v in record.items() if re.fullmatch(r"eval/.*/avg@\d+", k))
 
 
+def profiled(s: Settings, steps: range):
+    """The steps. With --profile the second of this process (the first one warms up) is recorded: trace-<step>.json in the run
+    folder, for ui.perfetto.dev or chrome://tracing, and its ten largest costs are printed."""
+    for step in steps:
+        if not s.profile or step != steps[:2][-1]:
+            yield step
+            continue
+        with torch.profiler.profile() as profiler:
+            yield step
+        if ranks.FIRST:
+            profiler.export_chrome_trace(os.path.join(s.out, f"trace-{step:06d}.json"))
+            print(profiler.key_averages().table(sort_by=f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total", row_limit=10))
+
+
 def train(s: Settings) -> None:
     """GRPO, and RLEP with --replay. Continues by itself from the newest checkpoint of --out."""
     ranks.start(s.device, s.phase_minutes)
@@ -571,7 +585,7 @@ def train(s: Settings) -> None:
         print("step 0:" + "".join(f"  {k[5:]} {v:.3f}" for k, v in metrics.items() if "/avg@" in k), flush=True)
 
     pace = None  # seconds per step, smoothed
-    for step in range(done + 1, s.steps + 1):
+    for step in profiled(s, range(done + 1, s.steps + 1)):
         clock, verified = [time.perf_counter()], Counter(verifier.counts)
 
         # 1-2. sample G fresh rollouts per question from the current policy, and verify them

@@ -91,6 +91,7 @@ class Settings:
     min_correct: int = option(2, "c", "run", "questions with fewer correct samples stay out of the pool", 1)
     keep_failures: bool = option(False, "c", "run", "store wrong answers too, for --replay_failures")
     phase_minutes: float = option(0.0, "tce", "run", "time limit of sampling, of scoring, of an update...: beyond it the run ends and names the phase; 0 is none", 0)
+    profile: bool = option(False, "t", "run", "record the second step: a trace in the run folder (large if answers are long), and its ten largest costs")
     seed: int = option(0, "tce", "run", "of data order, sampling and replay draws", 0)
     out: str = option("", "te", "run", "run folder")
     overwrite: bool = option(False, "te", "run", "delete what --out holds from an earlier run and start again")

@@ -324,6 +324,22 @@ def test_resume_equals_uninterrupted(world, uninterrupted, tmp_path):
     assert [r["step"] for r in records(out)] == list(range(7))
 
 
+def test_profile_changes_nothing(world, uninterrupted, tmp_path, capsys):
+    """The second step of each process is recorded; one may switch it on for a run that goes on."""
+    out = tmp_path / "run"
+    train(world, out, "--steps=2")
+    assert not list(out.glob("trace-*"))
+    capsys.readouterr()
+    train(world, out, "--steps=6", "--profile")
+    same_run(out, uninterrupted)
+    trace, = out.glob("trace-*")
+    assert trace.name == "trace-000004.json"
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"aten::mm", "aten::embedding", "aten::_fused_adamw_"} <= names
+    costs = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "%" in line and line.split()[-1].isdigit()]
+    assert len(costs) == 10 and costs[0].startswith("aten::")
+
+
 def test_killed_at_random_moments_equals_uninterrupted(world, uninterrupted, tmp_path):
     """SIGKILL the program as a user runs it, again and again; then let it finish."""
     out, rng = tmp_path / "run", random.Random(5)
