@@ -85,13 +85,14 @@ def overlong_penalty(length: int, limit: int, buffer: int, factor: float = 1.0) 
     return -min(max(length - (limit - buffer), 0) / buffer, 1.0) * factor
 
 
-def group_advantages(rewards, groups, use_std: bool = True) -> torch.Tensor:
+def group_advantages(rewards, groups, use_std: bool = True, in_baseline=None) -> torch.Tensor:
     """Advantages over each group (paper eq. 5): A_i = (r_i - mean(r)) / std(r), fresh and replayed rows together.
 
     rewards: B numbers, None or NaN for a row that could not be scored: it gets advantage 0 and stays out of mean and std.
     groups: B labels; the rows of a group need not be neighbours, and groups may differ in size. std is the sample
     standard deviation, as in the reference. A group whose rewards are all equal (to 1e-6), or of one row, has advantage
-    exactly 0. use_std=False leaves the division out (Dr. GRPO). Returns float32 (B,).
+    exactly 0. use_std=False leaves the division out (Dr. GRPO). in_baseline: B booleans, the rows that make up mean and
+    std, None for all; where those agree with each other, std counts as 1. Returns float32 (B,).
     """
     rewards = [math.nan if r is None else float(r) for r in rewards]
     groups = groups.tolist() if hasattr(groups, "tolist") else list(groups)
@@ -105,7 +106,10 @@ def group_advantages(rewards, groups, use_std: bool = True) -> torch.Tensor:
     for rows in members.values():
         r = np.array([rewards[i] for i in rows])
         if r.max() - r.min() > 1e-6:  # else std is a rounding residue, and dividing by it makes a signal from nothing
-            advantages[rows] = torch.from_numpy((r - r.mean()) / (r.std(ddof=1) if use_std else 1.0))
+            base = r[[in_baseline[i] for i in rows]] if in_baseline is not None else r
+            base = base if len(base) else r
+            spread = use_std and base.max() - base.min() > 1e-6
+            advantages[rows] = torch.from_numpy((r - base.mean()) / (base.std(ddof=1) if spread else 1.0))
     return advantages.float()
 
 
@@ -611,7 +615,8 @@ def train(s: Settings) -> None:
         # 4. advantages over each mixed group
         rows = [row for group in groups for row in group.rows]
         labels = [i for i, group in enumerate(groups) for _ in group.rows]
-        advantages = group_advantages([row.reward for row in rows], labels, s.advantage_std)
+        in_baseline = [s.replay_baseline == "shared" or not row.replayed for row in rows]  # ablation: replay beside its group
+        advantages = group_advantages([row.reward for row in rows], labels, s.advantage_std, in_baseline)
         if s.rollouts == 0:  # control: supervised fine-tuning on the pool alone
             advantages = torch.ones(len(rows))
         for row, advantage in zip(rows, advantages.tolist()):

@@ -54,6 +54,7 @@ class Settings:
     replay_select: str = option("random", "t", "replay", "which of a question's answers", choices=("random", "shortest", "likeliest", "unlikeliest"))
     replay_hard: float = option(1.0, "t", "replay", "replay only where at most this share of the fresh rollouts is right; 1 is everywhere", 0, 1)
     replay_rate: float = option(1.0, "t", "replay", "replay only questions of which at most this share of the collected samples was right; 1 is everywhere", 0, 1)
+    replay_baseline: str = option("shared", "t", "replay", "whose rewards make a group's mean and std: all rows' (the paper), or the fresh ones' alone", choices=("shared", "fresh"))
     replay_failures: int = option(0, "t", "replay", "stored wrong answers added as well (negative replay; collect with --keep_failures)", 0)
 
     grow_pool: bool = option(False, "t", "replay", "append the right fresh answers of this run to --pool, to be replayed from the next step on")

@@ -98,6 +98,15 @@ def test_unscored_rows_stay_out_of_mean_and_std():
     assert not rlep.group_advantages([None, 1.0], [0, 0]).any()
 
 
+def test_advantages_by_the_fresh_rows_alone():
+    """Fresh 1, -1, -1: mean -1/3, std sqrt(4/3); the replay stands outside. Where fresh rows agree, std counts as 1."""
+    fresh, s = [True] * 3 + [False], (4 / 3) ** 0.5
+    advantages = lambda rewards, *use_std: rlep.group_advantages(rewards, [0] * 4, *use_std, in_baseline=fresh)  # noqa: E731
+    torch.testing.assert_close(advantages([1, -1, -1, 1]), torch.tensor([4 / 3, -2 / 3, -2 / 3, 4 / 3]) / s)
+    torch.testing.assert_close(advantages([1, -1, -1, 1], False), torch.tensor([4 / 3, -2 / 3, -2 / 3, 4 / 3]))
+    assert advantages([-1, -1, -1, 1]).tolist() == [0, 0, 0, 2] and not advantages([1, 1, 1, 1]).any()
+
+
 def test_overlong_penalty():
     limits = dict(limit=100, buffer=20, factor=1.0)
     assert [rlep.overlong_penalty(n, **limits) for n in (0, 80, 81, 90, 100, 120)] == [0, 0, -0.05, -0.5, -1, -1]
@@ -243,7 +252,7 @@ def test_dynamic_sampling_takes_whole_informative_groups(world, tmp_path, monkey
 
 @pytest.mark.parametrize("options", [
     ["--advantage_std=false"], ["--kl_coef=0.1"], ["--replay_hard=0.5"], ["--replay_select=shortest"], ["--replay_select=likeliest"],
-    ["--replay_repeats"], ["--replay_rate=0.5"], ["--rollouts=0"], ["--lora_rank=4", "--kl_coef=0.1"], ["--activation_checkpointing"], ["--overlong_buffer=14"], ["--max_questions=3"]])
+    ["--replay_repeats"], ["--replay_rate=0.5"], ["--replay_baseline=fresh"], ["--rollouts=0"], ["--lora_rank=4", "--kl_coef=0.1"], ["--activation_checkpointing"], ["--overlong_buffer=14"], ["--max_questions=3"]])
 def test_ablations_run(world, tmp_path, options):
     train(world, tmp_path / "run", "--steps=2", *options)
     last = records(tmp_path / "run")[-1]
