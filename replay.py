@@ -32,7 +32,9 @@ import argparse
 import contextlib
 import difflib
 import fcntl
+import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -44,12 +46,8 @@ from collections import Counter
 import numpy as np
 from tqdm import tqdm
 
-from data import InputError
-
-try:
-    import orjson  # optional, for speed: see parse()
-except ImportError:
-    orjson = None
+from data import INSTRUCTION, InputError, load_questions, read_rows, to_question
+from verify import verify_batch
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
@@ -74,7 +72,9 @@ TAIL = ("answer", "problem", "response", "response_ids")
 _HEAD_PATTERN = re.compile(rb"\{" + b"".join(
     (b'"%s": %s, ' if key in (*ESSENTIAL, "tokens", "digest") else b'(?:"%s": %s, )?') % (key.encode(), form)
     for key, form in HEAD.items()))
-_LAST_KEY = b', "response_ids": ['
+_START, _RESPONSE, _IDS = b'{"question_id"', b', "response": "', b', "response_ids": ['  # none can occur inside a text: its quotes are escaped
+LONGEST = 1 << 28  # bytes of a line
+_MIX = [tuple(np.array(pair, "u8")) for pair in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))]  # splitmix64's end
 
 SUCCESS, FAILURE, UNFIT = 0, 1, 2  # kinds of records in the index; UNFIT is never drawn
 
@@ -100,31 +100,34 @@ def to_line(record: dict, more: int) -> bytes:
         line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:  # a lone surrogate; \ud800 is the only way to write it
         line = json.dumps(fields, allow_nan=False).encode()
-    ids = ",".join(map(str, record["response_ids"]))
-    return line[:-1] + _LAST_KEY + ids.encode() + b"]}\n"
+    return line[:-1] + _IDS + ",".join(map(str, record["response_ids"])).encode() + b"]}\n"
 
 
 def from_line(line: bytes) -> dict:
     """The record of a line. Raises ValueError with the reason if the line is damaged."""
-    record = json.loads(line)  # not JSON or not UTF-8: a ValueError too
+    try:
+        record = json.loads(line)  # not JSON or not UTF-8: a ValueError too
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     reason = shape_error(record)
     if reason:
         raise ValueError(reason)
     return complete(record)
 
 
-def parse(line: bytes) -> dict:
-    """json.loads, faster. Most of a line are token ids, and json is slow at numbers: orjson reads a line three times as fast;
-    without it the ids are read apart, if they come last, as to_line() writes them."""
-    if orjson is not None:
-        with contextlib.suppress(ValueError):  # it knows no lone surrogates
-            return orjson.loads(line)
-    start = line.rfind(_LAST_KEY)
-    if start < 0 or not line.endswith(b"]}"):
-        return json.loads(line)
-    record = json.loads(line[:start].decode() + "}")
-    # At anything but numbers and commas numpy stops and warns; the reader sees that the number of tokens does not fit.
-    record["response_ids"] = np.fromstring(line[start + len(_LAST_KEY):-2], "u4", sep=",").tolist()
+def parse(line: bytes, text: bool = True) -> dict:
+    """from_line() for a line that the index knows, in a third of the time: most of it are token ids, which numpy reads faster, if
+    they come last, as to_line() writes them. text=False: the response before them is left out unread."""
+    ids = line.rfind(_IDS)
+    end = ids if text else line.find(_RESPONSE, 0, ids)
+    if end < 0 or line.find(b"]", ids) != len(line) - 2:
+        return from_line(line)
+    try:
+        record = json.loads(line[:end].decode() + "}")
+    except (ValueError, RecursionError):  # written by hand and cut inside of another object, or damaged
+        return from_line(line)
+    # At anything but numbers numpy stops and warns; the reader sees that the number of tokens does not fit.
+    record["response_ids"] = np.fromstring(line[ids + len(_IDS):-2], "i8", sep=",").tolist()
     return record
 
 
@@ -156,11 +159,11 @@ def shape_error(record: object) -> str | None:
     return None
 
 
-def kind_of(reward: float, finish_reason: str) -> int:
+@functools.lru_cache(4096)
+def kind_of(reward: float | bytes, finish_reason: str) -> int:
     """An answer that was cut off is neither success nor failure: nobody knows how it would have ended."""
-    if finish_reason != "stop":
-        return UNFIT
-    return SUCCESS if reward == 1 else FAILURE if reward <= 0 else UNFIT
+    reward = float(reward)
+    return UNFIT if finish_reason not in ("stop", b'"stop"') else SUCCESS if reward == 1 else FAILURE if reward <= 0 else UNFIT
 
 
 def fingerprint(tokenizer) -> str:
@@ -176,45 +179,44 @@ def fingerprint(tokenizer) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def scramble(keys: np.ndarray) -> np.ndarray:
-    """Mix the bits of 64-bit numbers in place, one to one (the end of the splitmix64 generator)."""
-    keys ^= keys >> _30
-    keys *= _FACTOR_1
-    keys ^= keys >> _27
-    keys *= _FACTOR_2
-    keys ^= keys >> _31
-    return keys
-
-
-_30, _27, _31, _FACTOR_1, _FACTOR_2 = np.array([30, 27, 31, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], "u8")
-
-
 @contextlib.contextmanager
 def writer_lock(path: str, wait: float = 60.0):
     """The pool's file, made if missing, open for appending and locked against other writers. Raises InputError if another
     writer holds the lock for `wait` seconds. The kernel drops the lock of a killed process."""
-    deadline, fd = time.monotonic() + wait, None
+    deadline = time.monotonic() + wait
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        while fd is None:
+        while True:
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                locked = os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd))
-            except BlockingIOError:
-                locked = False
-            if not locked:  # another writer, or a repair put a new file here meanwhile
-                os.close(fd)
-                fd = None
-                if time.monotonic() > deadline:
-                    raise InputError(f"{path}: another process has been writing for {wait:g} s; wait for it or stop it")
-                time.sleep(0.01)
+                if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(fd)):
+                    break
+            os.close(fd)  # another writer, or a repair put a new file here meanwhile
+            if time.monotonic() > deadline:
+                raise InputError(f"{path}: another process has been writing for {wait:g} s; wait for it or stop it")
+            time.sleep(0.01)
     except OSError as error:
         raise InputError(f"{path}: cannot write here ({error.strerror})") from None
     try:
         yield fd
     finally:
         os.close(fd)
+
+
+class Codes(dict):
+    """Text -> its number in the index. Also looked up by the text as it stands in a line: with or without escapes."""
+
+    def __init__(self, names=(None,)):
+        super().__init__((name, code) for code, name in enumerate(names))
+        self.names = list(names)
+
+    def __missing__(self, raw: bytes) -> int:
+        text = json.loads(raw)
+        self[raw] = code = self.setdefault(text, len(self.names))
+        if code == len(self.names):
+            self.names.append(text)
+        return code
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,15 +238,14 @@ class Pool:
         self.tokenizer, self.max_tokens, self.wait = tokenizer, max_tokens, wait
         self.stop_ids = None if stop_ids is None else set(stop_ids)
         self._fd, self._warned = None, set()
-        if os.path.isdir(self.path):
-            raise InputError(f"{self.path} is a folder; a pool is a .jsonl file")
         if readonly and not os.path.exists(self.path):
             raise InputError(f"{self.path}: no such pool; make one with `python rlep.py collect` or "
                              "`python replay.py import`")
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise InputError(f"{self.path} {'is a folder' if os.path.isdir(self.path) else 'is no file'}; a pool is a .jsonl file")
         self._forget()
         self.refresh()
-        if len(self._rows) != self._saved:
-            self._save_index()
+        self._save_index()
 
     def __enter__(self):
         return self
@@ -255,8 +256,7 @@ class Pool:
     def close(self) -> None:
         """Keep the index of what was appended; the pool itself is always on disk already."""
         if self._fd is not None:
-            if len(self._rows) != self._saved:
-                self._save_index()
+            self._save_index()
             os.close(self._fd)
             self._fd = None
 
@@ -276,7 +276,7 @@ class Pool:
     def questions(self) -> list[str]:
         """Ids of the questions with at least one success, in the order in which they entered."""
         codes, first = np.unique(self._rows["question"][self._rows["kind"] == SUCCESS], return_index=True)
-        return [self._names[code] for code in codes[np.argsort(first)]]
+        return [self._codes.names[code] for code in codes[np.argsort(first)]]
 
     def __contains__(self, question_id: str) -> bool:
         return len(self._candidates(question_id)) > 0
@@ -284,7 +284,7 @@ class Pool:
     # -- draw -----------------------------------------------------------------------------------------------------------
 
     def draw(self, question_id: str, m: int, seed: int, step: int, *, select: str = "random", repeats: bool = False,
-             failures: bool = False, run: str | None = None, max_age: int | None = None) -> list[dict]:
+             failures: bool = False, run: str | None = None, max_age: int | None = None, text: bool = True) -> list[dict]:
         """Up to m trajectories of the question with distinct texts; [] for a question that the pool does not know.
 
         Every distinct text gets a pseudo-random key from (seed, step, question id, text); the m smallest keys win. That
@@ -294,13 +294,17 @@ class Pool:
         repeats:  with fewer than m distinct texts, go round them again instead of giving fewer.
         failures: draw from the stored wrong answers instead.
         run, max_age: see append(); records that this run sampled count only from the next step on, for max_age steps.
+        text:     False leaves out `response`, which takes a third of the time to read; training needs the ids only.
         """
         found = self._candidates(question_id, failures, step, run, max_age)
         if len(found) == 0 or m < 1:
             return []
         seed_key = hashlib.blake2b(f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass"),
                                    digest_size=8).digest()
-        keys = scramble(self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8"))
+        keys = self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8")
+        for shift, factor in _MIX:
+            keys ^= keys >> shift
+            keys *= factor
         order = keys.argsort(kind="stable")
         keys, distinct = keys[order], np.ones(len(order), bool)
         np.not_equal(keys[1:], keys[:-1], out=distinct[1:])  # equal texts have equal keys
@@ -308,7 +312,7 @@ class Pool:
         if select != "random":
             found = found[np.argsort(self._score(self._rows[found], select, question_id), kind="stable")]
         picks = np.resize(found, m) if repeats else found[:m]
-        return [self._read(question_id, number) for number in picks.tolist()]
+        return [self._read(question_id, number, text) for number in picks.tolist()]
 
     def count(self, question_id: str, failures: bool = False) -> int:
         """How many distinct texts draw() can choose from."""
@@ -329,7 +333,7 @@ class Pool:
                 fits &= self._rows["tokens"] <= self.max_tokens
             order = np.flatnonzero(fits)
             order = order[np.argsort(self._rows["question"][order], kind="stable")].astype(np.int32)
-            starts = np.searchsorted(self._rows["question"][order], np.arange(len(self._names) + 1))
+            starts = np.searchsorted(self._rows["question"][order], np.arange(len(self._codes.names) + 1))
             self._by_question[kind] = order, starts.tolist()
         code = self._codes.get(question_id, 0)
         order, starts = self._by_question[kind]
@@ -352,15 +356,14 @@ class Pool:
                              f"{len(rows)} trajectories of question {question_id!r} do not carry (imported as text?)")
         return -mean_logprob if select == "likeliest" else mean_logprob
 
-    def _read(self, question_id: str, number: int) -> dict:
+    def _read(self, question_id: str, number: int, text: bool) -> dict:
         """The record of an index row."""
-        offset, length, tokens = (self._rows[field].item(number) for field in ("offset", "length", "tokens"))
-        line = os.pread(self._fd, length, offset)
+        offset, _, length, _, tokens, *_ = self._rows[number].item()
         try:
-            record = parse(line)
+            record = parse(os.pread(self._fd, length, offset), text)
             if record["question_id"] != question_id or len(record["response_ids"]) != tokens:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, DeprecationWarning):
+        except (ValueError, KeyError):
             raise InputError(f"{self.path}: byte {offset} does not hold the trajectory that the index says. Was the file "
                              f"edited while in use? Run `python replay.py check {self.path}`") from None
         record.pop("more", None)
@@ -374,6 +377,7 @@ class Pool:
         if reason:
             return reason
         kind, ids = kind_of(record["reward"], record["finish_reason"]), record["response_ids"]
+        mine = {self.tokenizer} if self.tokenizer else self._tokenizers
         if record["finish_reason"] != "stop":
             return f'not ended: finish_reason is {record["finish_reason"]!r}, only answers that ended by themselves enter ("stop")'
         if kind == UNFIT or (kind == FAILURE and not allow_failed):
@@ -384,7 +388,6 @@ class Pool:
             return f"too long: {len(ids)} tokens, the response limit is {self.max_tokens}"
         if self.stop_ids is not None and ids[-1] not in self.stop_ids:
             return f"no stop id: the last id is {ids[-1]}, a response ends with one of {sorted(self.stop_ids)}"
-        mine = {self.tokenizer} if self.tokenizer else self._tokenizers
         if record.get("tokenizer") and mine and record["tokenizer"] not in mine:
             return f"other tokenizer: its ids are of {record['tokenizer']}, the pool's of {', '.join(sorted(mine))}"
         return None
@@ -406,38 +409,37 @@ class Pool:
         if self.readonly:
             raise InputError(f"{self.path} was opened with readonly=True")
         ready = []
-        if not records:
-            return 0
         for number, record in enumerate(records):
             if isinstance(record, dict) and hasattr(record.get("response_ids"), "tolist"):  # a numpy array
                 record = record | {"response_ids": record["response_ids"].tolist()}
             reason = self.refusal(record, allow_failed)
             if reason:
-                raise InputError(f"{self.path}: record {number} of {len(records)} "
-                                 f"(question {record.get('question_id') if isinstance(record, dict) else None!r}) "
-                                 f"is refused: {reason}; nothing of this append was written")
+                question = record.get("question_id") if isinstance(record, dict) else None
+                raise InputError(f"{self.path}: record {number} of {len(records)} (question {question!r}) is refused: {reason}; "
+                                 "nothing of this append was written")
             ready.append(complete(record) | {"tokenizer": record.get("tokenizer") or self.tokenizer})
+        if not ready:
+            return 0
         with writer_lock(self.path, self.wait) as fd:
-            self._mend(fd)
+            self.refresh(_locked=True)
+            torn = os.fstat(fd).st_size - self._end
+            if torn:
+                print(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)", file=sys.stderr)
+                self._cut(fd)
             if once:
                 ready = self._unseen(ready)
             if ready:
                 self._write(fd, b"".join(to_line(r, len(ready) - 1 - i) for i, r in enumerate(ready)))
         return len(ready)
 
-    def _mend(self, fd: int) -> None:
-        """With the lock held: index all that is there, and cut off what a killed writer left half written."""
-        self.refresh(_locked=True)
-        torn = os.fstat(fd).st_size - self._end
-        if torn:
-            print(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)", file=sys.stderr)
-            os.ftruncate(fd, self._end)
-            self._mtime = os.fstat(fd).st_mtime_ns
+    def _cut(self, fd: int) -> None:
+        """Cut the file back to what is indexed."""
+        os.ftruncate(fd, self._end)
+        self._mtime = os.fstat(fd).st_mtime_ns
 
     def _write(self, fd: int, data: bytes) -> None:
         """All of data at the end of the file and on disk, or the file as it was."""
-        end = self._end
-        if end and os.pread(self._fd, 1, end - 1) != b"\n":
+        if self._end and os.pread(self._fd, 1, self._end - 1) != b"\n":
             data = b"\n" + data  # the last line is whole, but for its newline
         view = memoryview(data)
         try:
@@ -445,25 +447,23 @@ class Pool:
                 view = view[os.write(fd, view):]
             os.fsync(fd)
         except OSError as error:
-            os.ftruncate(fd, end)
-            self._mtime = os.fstat(fd).st_mtime_ns
+            self._cut(fd)
             raise InputError(f"{self.path}: cannot append {len(data)} bytes ({error.strerror}); the pool is as it was. "
                              "Make room and run the same command again") from error
         self.refresh(_locked=True)
 
     def _unseen(self, records: list[dict]) -> list[dict]:
         """The records that the pool does not hold yet; copies count, so that a text sampled twice stays there twice."""
-        seen, new = {}, []
+        there, new = {}, []
         for record in records:
-            key = (record["question_id"], record["digest"], record.get("run"), record.get("step"))
-            if key not in seen:
-                code = self._codes.get(key[0])
-                rows = self._rows[:0] if code is None else self._rows[self._rows["question"] == code]
-                step = NO_STEP if key[3] is None else key[3]
-                seen[key] = int(np.count_nonzero((rows["digest"] == int(key[1], 16)) & (rows["step"] == step)
-                                                 & (rows["run"] == self._codes.get(key[2], -1))))
-            if seen[key] > 0:
-                seen[key] -= 1
+            question = record["question_id"]
+            if question not in there:
+                rows = self._rows[self._rows["question"] == self._codes.get(question, -1)]
+                there[question] = Counter(zip(*(rows[field].tolist() for field in ("digest", "run", "step"))))
+            step = record.get("step")
+            key = (int(record["digest"], 16), self._codes.get(record.get("run"), -1), NO_STEP if step is None else step)
+            if there[question][key]:
+                there[question][key] -= 1
             else:
                 new.append(record)
         return new
@@ -472,9 +472,8 @@ class Pool:
 
     def _forget(self) -> None:
         self._rows = self._space = np.zeros(0, ROW)
-        self._names, self._codes, self._raw = [None], {None: 0}, {None: 0}
         self._end = self._damaged = self._saved = self._mtime = 0
-        self._tail, self._by_question, self._tokenizers = b"", {}, set()
+        self._codes, self._tail, self._by_question, self._tokenizers = Codes(), b"", {}, set()
 
     def refresh(self, _locked: bool = False) -> int:
         """Take in what was appended since the last look, by this or another process; how many records that were."""
@@ -518,11 +517,12 @@ class Pool:
         stat = os.fstat(self._fd)
         chunks, rows, damaged = [], [], []
         batch_start, more_before = self._end, 0
-        for offset, line in self._lines(self._end, stat.st_size, last=not hide_unfinished):
+        for offset, block, begin, end in self._lines(self._end, stat.st_size, last=not hide_unfinished):
             try:
-                row, more = self._row(offset, line)
+                row, more = self._row(offset, block, begin, end)
             except ValueError:
-                damaged.append(offset)
+                if block[begin:end].strip():
+                    damaged.append(offset)
                 continue
             if more_before == 0 or more != more_before - 1:
                 batch_start = offset
@@ -531,80 +531,61 @@ class Pool:
             if len(rows) == 1 << 16:
                 chunks.append(np.array(rows, ROW))
                 rows = []
-        chunks.append(np.array(rows, ROW))
+        rows = np.concatenate([*chunks, np.array(rows, ROW)])
         if hide_unfinished and more_before:
             self._position = batch_start
-            chunks = [chunk[chunk["offset"] < batch_start] for chunk in chunks]
-            damaged = [offset for offset in damaged if offset < batch_start]
-        self._grow(np.concatenate(chunks))
-        self._end, self._mtime, self._damaged = self._position, stat.st_mtime_ns, self._damaged + len(damaged)
-
-    def _grow(self, rows: np.ndarray) -> None:
-        """Append to the index, with room to spare, so that many small appends do not copy it every time."""
+            rows, damaged = rows[rows["offset"] < batch_start], [offset for offset in damaged if offset < batch_start]
         old, new = len(self._rows), len(self._rows) + len(rows)
-        if new > len(self._space):
+        if new > len(self._space):  # with room to spare, so that many small appends do not copy it every time
             self._space = np.empty(new + new // 4 if old else new, ROW)
             self._space[:old] = self._rows
         self._space[old:new] = rows
         self._rows = self._space[:new]
+        self._end, self._mtime, self._damaged = self._position, stat.st_mtime_ns, self._damaged + len(damaged)
 
     def _lines(self, start: int, stop: int, last: bool):
-        """(offset, line) of every line with a newline between two bytes of the file; leaves self._position after them.
-        last: a last line without a newline counts too if it is whole, that is, if it parses."""
-        bar = None
-        if stop - start > 1 << 28:
-            # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a
-            # child that is killed while it holds that lock stops its parent for good.
-            bar = tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None)
-        position, offset, rest = start, start, b""
-        while position < stop:
-            os.posix_fadvise(self._fd, position, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
-            data = os.pread(self._fd, min(1 << 20, stop - position), position)
-            if not data:
-                break  # cut shorter by someone while we read
-            position += len(data)
-            if bar is not None:
-                bar.update(len(data))
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield offset, line
-                offset += len(line) + 1
-        if bar is not None:
-            bar.close()
-        if last and rest.strip():
+        """(offset in the file, block, begin and end in the block) of every line with a newline between two bytes of the file;
+        leaves self._position after them. last: a last line without a newline counts too if it is whole, that is, if it parses."""
+        size, block, begin, large = 1 << 20, b"", 0, stop - start > 1 << 28
+        # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a
+        # child that is killed while it holds that lock stops its parent for good.
+        with tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None) if large else contextlib.nullcontext() as bar:
+            while start < stop:
+                os.posix_fadvise(self._fd, start, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
+                block, begin = os.pread(self._fd, min(size, stop - start), start), 0
+                while (end := block.find(b"\n", begin)) >= 0:
+                    yield start + begin, block, begin, end
+                    begin = end + 1
+                if len(block) < min(size, stop - start) or start + len(block) == stop:  # cut shorter by someone, or done
+                    break
+                size = size if begin else 4 * size  # a line longer than the block
+                if size > LONGEST:
+                    raise InputError(f"{self.path}: byte {start}: no end of line in {len(block) >> 20} MB; this is no pool")
+                start += begin
+                if bar is not None:
+                    bar.update(begin)
+        if last and block[begin:].strip():
             with contextlib.suppress(ValueError):
-                from_line(rest)
-                yield offset, rest
-                offset += len(rest)
-        self._position = offset
+                from_line(block[begin:])
+                yield start + begin, block, begin, len(block)
+                begin = len(block)
+        self._position = start + begin
 
-    def _row(self, offset: int, line: bytes) -> tuple[tuple, int]:
+    def _row(self, offset: int, block: bytes, begin: int, end: int) -> tuple[tuple, int]:
         """(index row, more) of a line, from its first keys if they are as to_line() writes them. ValueError if damaged."""
-        head = _HEAD_PATTERN.match(line)
+        head = _HEAD_PATTERN.match(block, begin, end)
         # A second start of a record in the line: two lines were glued together. (In a text, the quotes are escaped.)
-        if head is None or line[-2:] != b"]}" or line.find(b'{"question_id"', 1) > 0:
-            head = _HEAD_PATTERN.match(to_line(from_line(line), more=0))
+        if head is None or block[end - 2:end] != b"]}" or block.find(_START, begin + 1, end) > 0:
+            head = _HEAD_PATTERN.match(to_line(from_line(block[begin:end]), more=0))
         question, reward, finish, tokens, logprob, rate, tokenizer, source, run, step, more, digest = head.groups()
-        code = self._code
-        row = (offset, int(digest, 16), len(line), code(question), int(tokens), int(step or NO_STEP), logprob or "nan",
-               rate or "nan", code(tokenizer), code(source), code(run), kind_of(float(reward), finish[1:-1].decode()))
-        return row, int(more or 0)
-
-    def _code(self, raw: bytes | None) -> int:
-        """The number of a text, given as it stands in the file; the same text may be spelled with or without escapes."""
-        code = self._raw.get(raw)
-        if code is None:
-            text = json.loads(raw)
-            code = self._raw[raw] = self._codes.setdefault(text, len(self._names))
-            if code == len(self._names):
-                self._names.append(text)
-        return code
+        code = self._codes
+        return (offset, int(digest, 16), end - begin, code[question], int(tokens), int(step or NO_STEP), logprob or "nan",
+                rate or "nan", code[tokenizer], code[source], code[run], kind_of(reward, finish)), int(more or 0)
 
     def _check_content(self, rows: np.ndarray) -> None:
         """Refuse ids of another tokenizer; tell what else a user should know of these new rows."""
         uses = np.bincount(rows["tokenizer"], minlength=1)
-        self._tokenizers |= {self._names[code] for code in np.flatnonzero(uses)} - {None}
+        self._tokenizers |= {self._codes.names[code] for code in np.flatnonzero(uses)} - {None}
         if self.tokenizer:
             for name in self._tokenizers - {self.tokenizer}:
                 count = np.count_nonzero(self._rows["tokenizer"] == self._codes[name])
@@ -645,13 +626,14 @@ class Pool:
             self._end = 0
             return
         self._rows, self._mtime, self._damaged, self._saved = rows, header["mtime"], header["damaged"], len(rows)
-        self._tail, self._names = bytes.fromhex(header["tail"]), header["names"]
-        self._codes = {name: code for code, name in enumerate(self._names)}
+        self._tail, self._codes = bytes.fromhex(header["tail"]), Codes(header["names"])
 
     def _save_index(self) -> None:
         """Write the index to a temporary name and rename it. That a folder cannot be written to is no error."""
+        if len(self._rows) == self._saved:
+            return
         header = {"layout": str(ROW.descr), "rows": len(self._rows), "end": self._end, "mtime": self._mtime,
-                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged, "names": self._names}
+                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged, "names": self._codes.names}
         line, rows = json.dumps(header).encode(), self._rows.view(np.uint8)
         line += b" " * (-(len(line) + 9) % 64) + b"\n"  # the rows are mapped: keep them aligned
         temporary = f"{self.path}.index.{os.getpid()}"
@@ -669,46 +651,51 @@ class Pool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 
+BATCH = 4096  # records verified and appended at a time
+VERDICT = {True: "right", False: "wrong answer", None: "gold answer not readable"}
+
+
+def say(text: str) -> None:
+    """Print; what answers hold is hostile: control characters and lone surrogates are shown as escapes."""
+    print(re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], text))
+
+
+def batches(items, size: int = BATCH):
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+def verify_records(records: list[dict], workers: int) -> list[bool | None]:
+    """Today's verdicts; None where the gold answer cannot be read."""
+    return verify_batch([r["response"] for r in records], [r.get("answer") or "" for r in records], workers=workers,
+                        ids=[r["question_id"] for r in records])
+
+
 def check(options) -> int:
     """Read every line in full and list the faults with their line numbers; exit code 1 if there are any."""
     if not os.path.isfile(options.pool):
         raise InputError(f"{options.pool}: no such pool")
-    lines = faults = unverifiable = 0
-    batch: list[tuple[int, dict]] = []
-
-    def tell(number: int, fault: str) -> None:
-        nonlocal faults
-        faults += 1
-        if faults <= options.number:
-            print(f"{options.pool}:{number}: {fault}")
-
-    def verify_batch() -> None:
-        verdicts = verify_texts([(record["response"], record["answer"]) for _, record in batch], options.workers)
-        for (number, record), right in zip(batch, verdicts):
-            if right is not (record["reward"] > 0):
-                tell(number, f"question {record['question_id']}: stored as reward {record['reward']:g}, today's verifier says "
-                             f"{VERDICT[right]} (gold {record['answer']!r}, response ends {record['response'][-60:]!r})")
-        batch.clear()
-
-    for number, line in file_lines(options.pool):
-        lines += 1
-        record, found = inspect_line(line)
-        for fault in found:
-            tell(number, fault)
-        if options.verify and record is not None:
-            if isinstance(record.get("answer"), str):
-                batch.append((number, record))
-            else:
-                unverifiable += 1
-            if len(batch) == BATCH:
-                verify_batch()
-    verify_batch()
-    print(f"{options.pool}: {lines} lines, {faults} faults"
-          + (f" (the first {options.number} are listed; --number)" if faults > options.number else "")
-          + (f"; {unverifiable} records have no gold answer to verify against" if unverifiable else ""))
+    lines = total = unverifiable = 0
+    for batch in batches(file_lines(options.pool)):
+        found = [(number, *inspect_line(line)) for number, line in batch]
+        faults = [(number, fault) for number, _, those in found for fault in those]
+        if options.verify:
+            stored = [(number, record) for number, record, _ in found if record and isinstance(record.get("answer"), str)]
+            unverifiable += sum(record is not None for _, record, _ in found) - len(stored)
+            for (number, r), right in zip(stored, verify_records([r for _, r in stored], options.workers)):
+                if right is not (r["reward"] > 0):
+                    faults.append((number, f"question {r['question_id']}: stored as reward {r['reward']:g}, today's verifier says "
+                                           f"{VERDICT[right]} (gold {r['answer']!r}, response ends {r['response'][-60:]!r})"))
+        for number, fault in sorted(faults)[:max(0, options.number - total)]:
+            say(f"{options.pool}:{number}: {fault}")
+        lines, total = lines + len(batch), total + len(faults)
+    say(f"{options.pool}: {lines} lines, {total} faults"
+        + (f" (the first {options.number} are listed; --number)" if total > options.number else "")
+        + (f"; {unverifiable} records have no gold answer to verify against" if unverifiable else ""))
     if options.repair:
         repair(options.pool)
-    return 1 if faults else 0
+    return 1 if total else 0
 
 
 def file_lines(path: str):
@@ -742,32 +729,30 @@ def repair(path: str) -> None:
             record, _ = inspect_line(line)
             if record is None:
                 left_out += 1  # was a record glued to a torn one? By a program that appends without repairing
-                record, _ = inspect_line(line[max(line.rfind(b'{"question_id"'), 0):])
+                record, _ = inspect_line(line[max(line.rfind(_START), 0):])
             if record is not None:
                 clean.write(to_line(record, more=0))
                 kept += 1
         clean.flush()
         os.fsync(clean.fileno())
-        old = next(name for n in range(1, 1 << 20) if not os.path.exists(name := f"{path}.damaged-{n}"))
+        old = next(name for n in itertools.count(1) if not os.path.exists(name := f"{path}.damaged-{n}"))
         os.link(path, old)  # a second name for the old file, then the exchange: at no moment is there no pool
         os.replace(path + ".clean", path)
-    print(f"{path}: clean copy with {kept} records; {left_out} lines left out; the old file is kept as {old}")
+    say(f"{path}: clean copy with {kept} records; {left_out} lines left out; the old file is kept as {old}")
 
 
 def stats(options) -> int:
     """What is in the pool, from its index alone."""
     with Pool(options.pool, readonly=True) as pool:
         rows = pool._rows[pool._rows["kind"] == SUCCESS]
-        print(f"{options.pool}: {len(pool.questions)} questions, {len(rows)} trajectories, {pool.failures} failures, "
-              f"{os.path.getsize(options.pool) / 1e6:.1f} MB")
+        say(f"{options.pool}: {len(pool.questions)} questions, {len(rows)} trajectories, {pool.failures} failures, "
+            f"{os.path.getsize(options.pool) / 1e6:.1f} MB")
         if len(rows) == 0:
             return 0
         rows = rows[np.lexsort((rows["digest"], rows["question"]))]
         new_text = np.append(True, (np.diff(rows["question"]) != 0) | (np.diff(rows["digest"]) != 0))
-        each = np.unique(rows["question"], return_counts=True)[1]
-        distinct = np.unique(rows["question"][new_text], return_counts=True)[1]
-        print(f"distinct trajectories: {distinct.sum()}")
-        print("\nper question  questions (all)  questions (distinct only)")
+        each, distinct = (np.unique(those["question"], return_counts=True)[1] for those in (rows, rows[new_text]))
+        print(f"distinct trajectories: {distinct.sum()}\n\nper question  questions (all)  questions (distinct only)")
         for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 31)):
             label = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 31 else f"{low} and more"
             all_, different = (np.sum((counts >= low) & (counts <= high)) for counts in (each, distinct))
@@ -777,14 +762,13 @@ def stats(options) -> int:
               f"longest {rows['tokens'].max()}\nwith log-probs: {np.sum(~np.isnan(rows['logprob']))}")
         for field in ("source", "tokenizer", "run"):
             for code, count in zip(*np.unique(rows[field], return_counts=True)):
-                print(f"{field} {pool._names[code] or '(not given)'}: {count}")
+                say(f"{field} {pool._codes.names[code] or '(not given)'}: {count}")
         if options.data:
-            from data import load_questions
             wanted, there = {question["id"] for question in load_questions(options.data)}, set(pool.questions)
             print(f"coverage of {options.data}: {len(wanted & there)} of {len(wanted)} questions "
                   f"({len(wanted & there) / len(wanted):.1%}); {len(there - wanted)} questions of the pool are not in it")
-        if options.plot:
-            plot_pool(options.plot, os.path.basename(options.pool), each, distinct, rows["tokens"])
+    if options.plot:
+        plot_pool(options.plot, os.path.basename(options.pool), each, distinct, rows["tokens"])
     return 0
 
 
@@ -805,44 +789,39 @@ def plot_pool(out: str, title: str, each: np.ndarray, distinct: np.ndarray, toke
 def show(options) -> int:
     """Print trajectories of a question to read."""
     with Pool(options.pool, readonly=True) as pool:
-        records = pool.draw(options.question, options.number, options.seed, step=0, failures=options.failures)
+        records = pool.draw(options.question, max(1, options.number), options.seed, step=0, failures=options.failures)
         if not records:
             near = difflib.get_close_matches(options.question, pool.questions)
             raise InputError(f"{options.pool}: no trajectory of question {options.question!r}"
                              + (f"; did you mean {' or '.join(near)}?" if near else ""))
-        print(f"question {options.question}, {pool.count(options.question, options.failures)} distinct trajectories\n"
-              f"problem: {records[0].get('problem', '(not stored)')}\ngold answer: {records[0].get('answer', '(not stored)')}")
+        say(f"question {options.question}, {pool.count(options.question, options.failures)} distinct trajectories\n"
+            f"problem: {records[0].get('problem', '(not stored)')}\ngold answer: {records[0].get('answer', '(not stored)')}")
         for number, record in enumerate(records, 1):
             small = [f"{key} {record[key]}" for key in record if key not in (*TAIL, "question_id", "digest")]
-            print(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
+            say(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
     return 0
 
 
 def import_source(options) -> int:
     """Verify the answers of a source, tokenise those that are text, append them; count kept and refused by reason."""
-    counts, batch, tokenizer, stops = Counter(), [], None, None
+    counts, tokenizer, stops = Counter(), None, None
     if options.tokenizer:
         tokenizer, options.stop_id, stops = load_tokenizer(options.tokenizer, options.stop_id)
     with Pool(options.pool, tokenizer=tokenizer and fingerprint(tokenizer), max_tokens=options.max_tokens,
               stop_ids=stops) as pool:
-        for record in tqdm(source_records(options.source), unit=" answers", disable=None):
-            batch.append(record)
-            if len(batch) == BATCH:
-                counts += import_batch(pool, batch, tokenizer, options)
-                batch = []
-        counts += import_batch(pool, batch, tokenizer, options)
-        print(f"{options.source}: {sum(counts.values())} answers")
+        for batch in batches(tqdm(source_records(options.source), unit=" answers", disable=None)):
+            counts += import_batch(pool, batch, tokenizer, options)
+        if not counts:
+            raise InputError(f"{options.source}: holds no answers; see `python replay.py import --help` for the layouts")
+        say(f"{options.source}: {sum(counts.values())} answers")
         for outcome, count in counts.most_common():
-            print(f"  {count:>8}  {outcome}")
-        print(f"{options.pool}: {len(pool)} trajectories of {len(pool.questions)} questions")
-    if not counts:
-        raise InputError(f"{options.source}: holds no answers; see `python replay.py import --help` for the layouts")
+            say(f"  {count:>8}  {outcome}")
+        say(f"{options.pool}: {len(pool)} trajectories of {len(pool.questions)} questions")
     return 0
 
 
 def source_records(source: str):
     """One record per answer of a source: whole ones from a pool, without ids from published data sets and jsonl."""
-    from data import read_rows, to_question
     for where, row in read_rows(source):
         if isinstance(row, dict) and "response_ids" in row:
             reason = shape_error(row)
@@ -862,21 +841,19 @@ def source_records(source: str):
 def import_batch(pool: Pool, batch: list[dict], tokenizer, options) -> Counter:
     """Append what may enter of these records; how many had which outcome. Only texts that are new for their question."""
     counts, fit, seen = Counter(), [], set()
-    if not options.no_verify:
-        verdicts = verify_texts([(record["response"], record.get("answer") or "") for record in batch], options.workers)
-        batch = [record | {"reward": 1.0 if right else -1.0, "verdict": right} for record, right in zip(batch, verdicts)]
-    for record in batch:
+    for record, right in zip(batch, itertools.repeat(True) if options.no_verify else verify_records(batch, options.workers)):
         key = record["question_id"], record["response"]
-        verdict = record.pop("verdict", True)
         if not record["response"].strip():
             counts["refused: empty"] += 1
-        elif verdict is None or (verdict is False and not options.failures):
-            counts[f"refused: {VERDICT[verdict]}"] += 1
+        elif re.search("[\ud800-\udfff]", record["response"]):
+            counts["refused: no Unicode text (a lone surrogate)"] += 1
+        elif right is None or not (right or options.failures):
+            counts[f"refused: {VERDICT[right]}"] += 1
         elif key in seen or pool.knows(*key):
             counts["left out: the pool has this text"] += 1
         else:
             seen.add(key)
-            fit.append(record)
+            fit.append(record if options.no_verify else record | {"reward": 1.0 if right else -1.0})
     tokenize_records(fit, pool, tokenizer, options)
     reasons = [pool.refusal(record, allow_failed=options.failures) for record in fit]
     counts.update("kept" if reason is None else f"refused: {reason.split(':')[0]}" for reason in reasons)
@@ -924,20 +901,17 @@ def export(options) -> int:
     """Write the pool as a training parquet in the layout of the reference: one row per question, texts as candidates."""
     import pyarrow
     import pyarrow.parquet as parquet
-    from data import INSTRUCTION, load_questions
-    message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string())])
-    reward = pyarrow.struct([("ground_truth", pyarrow.string()), ("style", pyarrow.string()),
-                             ("candidates", pyarrow.list_(pyarrow.string()))])
-    text, extra = pyarrow.string(), pyarrow.struct([("index", pyarrow.string())])
-    schema = pyarrow.schema([("data_source", text), ("prompt", pyarrow.list_(message)), ("ability", text), ("reward_model", reward),
-                             ("extra_info", extra), ("id", text)])  # "id" is ours, so that it comes back on import
+    text, message = pyarrow.string(), pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})
+    reward = pyarrow.struct({"ground_truth": text, "style": text, "candidates": pyarrow.list_(text)})
+    schema = pyarrow.schema({"data_source": text, "prompt": pyarrow.list_(message), "ability": text, "reward_model": reward,
+                             "extra_info": pyarrow.struct({"index": text}), "id": text})  # "id" is ours, so that it comes back on import
     temporary, total = options.out + ".tmp", 0
     with Pool(options.pool, readonly=True) as pool:
         questions = load_questions(options.data) if options.data else [{"id": name} for name in pool.questions]
         with parquet.ParquetWriter(temporary, schema) as writer:
-            for start in tqdm(range(0, len(questions), 256), unit=" x 256 questions", disable=None):
+            for batch in batches(tqdm(questions, unit=" questions", disable=None), 64):  # small row groups: readers hold one in memory
                 rows = []
-                for question in questions[start:start + 256]:
+                for question in batch:
                     records = pool.draw(question["id"], pool.count(question["id"]), seed=0, step=0)
                     question = (records[0] if records else {}) | question
                     if not question.get("problem") or not question.get("answer"):
@@ -956,55 +930,38 @@ def export(options) -> int:
     return 0
 
 
-def verify_texts(pairs: list[tuple[str, str]], workers: int) -> list[bool | None]:
-    """Today's verdict on (response, gold) pairs; None where the gold answer cannot be read."""
-    from verify import verify_batch
-    return verify_batch([text for text, _ in pairs], [gold for _, gold in pairs], workers=workers) if pairs else []
-
-
-BATCH = 4096  # records verified and appended at a time
-VERDICT = {True: "right", False: "wrong answer", None: "gold answer not readable"}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function):
+    def command(name: str, function, *places: str, **choices) -> None:
+        """places: arguments that must be given; choices: option = (default or its type, help)."""
         sub = commands.add_parser(name, help=function.__doc__.split(";")[0].split(".")[0], description=function.__doc__)
         sub.set_defaults(function=function)
-        return sub
+        for place in places:
+            sub.add_argument(place)
+        for key, (default, words) in choices.items():
+            if default is False:
+                sub.add_argument(f"--{key}", action="store_true", help=words)
+            else:
+                form, default = (default, None) if isinstance(default, type) else (type(default), default)
+                sub.add_argument(f"--{key}", type=form, default=default, help=words, required=key == "pool")
 
-    stats_ = command("stats", stats)
-    stats_.add_argument("pool")
-    stats_.add_argument("--data", help="data set (as for rlep.py) whose coverage to tell")
-    stats_.add_argument("--plot", metavar="PNG", help="draw the histograms")
-    show_ = command("show", show)
-    show_.add_argument("pool")
-    show_.add_argument("question", help="question id")
-    show_.add_argument("--number", type=int, default=3, help="how many (default 3)")
-    show_.add_argument("--seed", type=int, default=0, help="another seed, other trajectories")
-    show_.add_argument("--failures", action="store_true", help="stored wrong answers instead")
-    check_ = command("check", check)
-    check_.add_argument("pool")
-    check_.add_argument("--verify", action="store_true", help="verify the stored answers again, list the disagreements")
-    check_.add_argument("--repair", action="store_true", help="replace the pool by a clean copy, keep the old file beside it")
-    check_.add_argument("--number", type=int, default=20, help="list at most so many faults (default 20)")
-    import_ = command("import", import_source)
-    import_.add_argument("source", help="RLEP parquet (.part-* pieces too), jsonl of {problem, answer, responses}, "
-                                        "another pool, or a data set's name on the hub")
-    import_.add_argument("--pool", required=True, help="append to this pool")
-    import_.add_argument("--tokenizer", metavar="FOLDER", help="the model's folder; needed for answers that are text")
-    import_.add_argument("--stop_id", type=int, help="id that ends the answers (default: the tokenizer's eos)")
-    import_.add_argument("--max_tokens", type=int, help="response limit; longer answers are refused")
-    import_.add_argument("--failures", action="store_true", help="keep wrong answers as failures (negative replay)")
-    import_.add_argument("--no_verify", action="store_true", help="trust the source that its answers are right")
-    for sub in (check_, import_):
-        sub.add_argument("--workers", type=int, default=os.cpu_count(), help="verifier processes (default: all cores)")
-    export_ = command("export", export)
-    export_.add_argument("pool")
-    export_.add_argument("out", metavar="OUT.parquet")
-    export_.add_argument("--data", help="data set: export exactly its questions, with its own prompts")
+    workers = (os.cpu_count(), "verifier processes (default: all cores)")
+    command("stats", stats, "pool", data=(str, "data set (as for rlep.py) whose coverage to tell"),
+            plot=(str, "draw the histograms into this png"))
+    command("show", show, "pool", "question", number=(3, "how many (default 3)"), seed=(0, "another seed, other trajectories"),
+            failures=(False, "stored wrong answers instead"))
+    command("check", check, "pool", verify=(False, "verify the stored answers again, list the disagreements"), workers=workers,
+            repair=(False, "replace the pool by a clean copy, keep the old file beside it"),
+            number=(20, "list at most so many faults (default 20)"))
+    command("import", import_source, "source", pool=(str, "append to this pool"), workers=workers,
+            tokenizer=(str, "the model's folder; needed for answers that are text"),
+            stop_id=(int, "id that ends the answers (default: the tokenizer's eos)"),
+            max_tokens=(int, "response limit; longer answers are refused"),
+            failures=(False, "keep wrong answers as failures (negative replay)"),
+            no_verify=(False, "trust the source that its answers are right"))
+    command("export", export, "pool", "out", data=(str, "data set: export exactly its questions, with its own prompts"))
     options = parser.parse_args(arguments)
     try:
         return options.function(options)

@@ -194,7 +194,7 @@ def replay_rows(s: Settings, pool: Pool, group: Group, step: int, run: str) -> l
         return []
     if s.replay_rate < 1 and (pool.success_rate(question) or 0.0) > s.replay_rate:  # ablation: by the collection's success rate
         return []
-    only = dict(run=run, max_age=s.grow_age or None)  # of this run's own answers, those of earlier steps
+    only = dict(run=run, max_age=s.grow_age or None, text=False)  # of this run's own answers, those of earlier steps
     draws = pool.draw(question, s.replay, s.seed, step, select=s.replay_select, repeats=s.replay_repeats, **only)
     draws += pool.draw(question, s.replay_failures, s.seed, step, failures=True, **only)  # ablation: negative replay
     return [Row(d["response_ids"], d["reward"], d["reward"] > 0, d["finish_reason"], True) for d in draws]

@@ -45,6 +45,7 @@ def test_append_and_draw_give_back_what_went_in(path):
     assert len(pool) == 1 and pool.questions == ["q1"] and "q1" in pool and "q2" not in pool
     drawn, = pool.draw("q1", 2, seed=0, step=3)
     assert drawn == given_ | {"tokens": 3, "digest": replay.text_digest(given_["response"])}
+    assert pool.draw("q1", 2, seed=0, step=3, text=False) == [{key: drawn[key] for key in drawn if key != "response"}]
     line = Path(path).read_text()
     assert line.startswith('{"question_id": "q1", "reward": 1.0, ') and line.endswith('"response_ids": [5,6,2]}\n')
 
@@ -265,7 +266,7 @@ def test_hand_edited_lines_are_taken_by_their_content(path):
     Path(path).write_text("\n".join(lines) + "\n")
     pool = Pool(path)
     assert pool._rows["tokens"].tolist() == [3, 4, 3] and len(pool.draw("q1", 3, 0, 0)) == 3
-    assert pool._names[pool._rows["tokenizer"][1]] == "abc"
+    assert pool._codes.names[pool._rows["tokenizer"][1]] == "abc"
 
 
 def test_damaged_lines_are_left_out_and_told(path, capsys):
