@@ -1,4 +1,6 @@
 """sampler.py against the real vLLM engine, on a CPU: bash tests/run.sh vllm. Skipped where vLLM is not installed."""
+import copy
+import dataclasses
 import json
 import os
 import random
@@ -11,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 pytest.importorskip("vllm", reason="needs the real engine: bash tests/run.sh vllm")
 
@@ -244,22 +246,44 @@ def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+TEXTS = ["What is 7 times 8? Think step by step.", "Once upon a time there was a fox who", "Question: a train leaves at 9:40 and needs 85 minutes. "
+         "When does it arrive?\nAnswer: 85 minutes are 1 hour and 25 minutes. " * 6]
+
+
+def in_float64(policy):
+    """The same policy without adapters and 4-bit layers, in float64."""
+    config = copy.deepcopy(policy.config)
+    config.__dict__.pop("quantization_config", None)
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    state = plain.state_dict()
+    for name, tensor in S.plain_weights(policy, {name: tensor.shape for name, tensor in state.items()}):
+        state[name].copy_(tensor)
+    return dataclasses.replace(policy, model=plain.double(), lora=False)
+
+
 @pytest.mark.skipif(not os.environ.get("SMALL_MODEL"), reason="SMALL_MODEL=folder of a real model, as SmolLM2-135M-Instruct, to run it")
 @pytest.mark.parametrize("push, loading", [("merged", {}), ("merged", dict(lora_rank=8)), ("adapter", dict(lora_rank=8)),
                                            ("merged", dict(lora_rank=8, load_4bit=True)), ("adapter", dict(lora_rank=8, load_4bit=True))])
-def test_a_real_model(push, loading):
+def test_a_real_model(push, loading, monkeypatch, capsys):
+    """On text: PROMPTS are in SmolLM2 a row of control tokens it never met, each of which makes a state of 2.5e4 in layer 11; a
+    token at the edge of that is rounded by 2e-3 in plain float32 PyTorch as well, seen against float64."""
+    torch.manual_seed(0)
     policy = M.load_policy(os.environ["SMALL_MODEL"], device="cpu", **loading)
-    sampler = S.VLLMSampler(policy, 200, rows=16, push=push)
-    optimizer, worst, means = M.make_optimizer(policy, 1e-4, 0.0, 0.9, 0.999), [], []
+    monkeypatch.setattr(sys.modules[__name__], "PROMPTS", [policy.tokenizer(text)["input_ids"] for text in TEXTS])
+    sampler = S.VLLMSampler(policy, 400, rows=16, push=push)
+    optimizer, worst = M.make_optimizer(policy, 1e-4, 0.0, 0.9, 0.999), {"sampler - trainer": [], "trainer - float64": []}
     for step in range(2):
         samples = sample(sampler, step, n=2)
-        worst.append(float(gaps(policy, samples).abs().max()))
-        means.append(float(gaps(policy, samples).abs().mean()))
+        ours, exact = gaps(policy, samples), gaps(in_float64(policy), samples)
+        worst["sampler - trainer"].append(float(ours.abs().max()))
+        worst["trainer - float64"].append(float((exact - ours).abs().max()))
         if step == 0:
             train_step(policy, optimizer, samples)
+    with capsys.disabled():
+        print(f"\n{push}, {loading or 'full'}: largest difference before, after a step: " + "; ".join(
+            f"{k} {a:.1e}, {b:.1e}" for k, (a, b) in worst.items()) + f"; swap {sampler.swap_seconds:.2f} s")
     sampler.close()
-    print(f"{push}, {loading or 'full'}: largest difference before and after a step: {worst[0]:.1e}, {worst[1]:.1e}; mean {means[0]:.1e}, {means[1]:.1e}; swap {sampler.swap_seconds:.2f} s")
-    assert max(worst) < 1e-3 and max(means) < 1e-4 and gaps(policy, samples).numel() > 50
+    assert gaps(policy, samples).numel() > 50 and max(worst["sampler - trainer"]) < 1e-4 and max(worst["trainer - float64"]) < 1e-4
 
 
 # ---------------------------------------------------------------------------------------------------------------- equal
