@@ -114,9 +114,10 @@ def _parquet_rows(path: str):
                     with open(piece, "rb") as f:
                         shutil.copyfileobj(f, out, 1 << 24)
         try:
-            file = parquet.ParquetFile(whole)
+            # A row of a published pool holds 64 answers, and all rows are one row group: read it in small pieces.
+            file = parquet.ParquetFile(whole, buffer_size=1 << 20, pre_buffer=False)
             number = 0
-            for batch in file.iter_batches(batch_size=4096):
+            for batch in file.iter_batches(batch_size=16):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", row
@@ -157,7 +158,7 @@ def read_rows(spec: str):
 
 
 def load_questions(spec: str, report=None) -> list[dict]:
-    """All questions of the comma-separated sources, in file order, each once.
+    """All questions of the comma-separated sources, in file order, each once, without candidates.
 
     The same prompt met again within a data set is left out (the published sets repeat every question). `report`, if
     given, gets one line per source with the counts. Raises InputError for an unreadable source or row, for one id that
@@ -169,6 +170,7 @@ def load_questions(spec: str, report=None) -> list[dict]:
         for where, row in read_rows(source):
             read += 1
             question = to_question(row, where, os.path.basename(source).split(".")[0])
+            question.pop("candidates", None)  # gigabytes, for the pool's import only
             key = (question["source"], json.dumps(question.get("prompt"), sort_keys=True), question["problem"])
             known = by_id.get(question["id"])
             if key in by_prompt:

@@ -1,13 +1,14 @@
 """data.py: every layout in, every bad row refused with its place, prompts as the model meets them."""
 import json
+import random
 
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
-from conftest import refused
+from conftest import refused, run
 
 import tiny
-from data import INSTRUCTION, InputError, load_questions, prompt_ids, prompt_text, question_id
+from data import INSTRUCTION, InputError, load_questions, prompt_ids, prompt_text, question_id, read_rows, to_question
 
 
 def write(path, *rows):
@@ -64,11 +65,24 @@ def test_pieces_and_candidates(tmp_path, ask):
     third = len(data) // 3
     for i, piece in enumerate((data[:third], data[third:2 * third], data[2 * third:])):
         (tmp_path / f"rlep.parquet.part-0{i}").write_bytes(piece)
-    questions = load_questions(str(tmp_path / ask))
+    questions = [to_question(row, where, "s") for where, row in read_rows(str(tmp_path / ask))]
     assert [q.get("candidates") for q in questions] == [["so 1", "also 1"], None, []]
+    loaded = load_questions(str(tmp_path / ask))
+    assert [q["problem"] for q in loaded] == ["a", "b", "c"] and not any("candidates" in q for q in loaded)
     (tmp_path / "rlep.parquet.part-01").unlink()
     with pytest.raises(InputError, match="2 pieces"):
         load_questions(str(tmp_path / "rlep.parquet"))
+
+
+def test_a_large_row_group_is_read_in_small_pieces(tmp_path):
+    letters = "".join(random.Random(0).choices("abcdefgh ", k=200_000))
+    rows = [dapo_row(str(i), "1", candidates=[letters[j:j + 2000] for j in range(i, 64_000, 1000)]) for i in range(400)]
+    table = pyarrow.Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "d.parquet")  # one row group of 50 MB
+    code = ("import sys, data, pyarrow\nprint(sum(len(row['reward_model']['candidates']) for _, row in data.read_rows(sys.argv[1])), "
+            "pyarrow.default_memory_pool().max_memory())")
+    answers, peak = map(int, run("-c", code, tmp_path / "d.parquet").stdout.split())
+    assert answers == 400 * 64 and table.nbytes > 50e6 and peak < 20e6
 
 
 @pytest.mark.parametrize("row, reason", [
