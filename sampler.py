@@ -326,8 +326,9 @@ class VLLMSampler:
             options |= dict(distributed_executor_backend="external_launcher")  # one engine per rank, on the trainer's group
         if self.on_gpu:
             options |= dict(enable_sleep_mode=True, gpu_memory_utilization=memory_fraction)
-        else:  # no sleep mode, no graphs; prompts whole: vLLM 0.32 cannot split a seeded request's prompt on a CPU
-            options |= dict(enforce_eager=True, kv_cache_memory_bytes=1 << 30, enable_chunked_prefill=False,
+        else:  # no sleep mode, no graphs; prompts whole: vLLM 0.32 cannot split a seeded request's prompt on a CPU. A prompt's
+            # whole blocks are computed once for its n samples; the usual block of 128 is longer than many prompts
+            options |= dict(enforce_eager=True, kv_cache_memory_bytes=1 << 30, enable_chunked_prefill=False, block_size=32,
                             max_num_batched_tokens=max(longest, 4096))
         with tempfile.TemporaryDirectory() as folder:
             config.save_pretrained(folder)

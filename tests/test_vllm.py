@@ -25,7 +25,7 @@ import sampler as S  # noqa: E402
 import tiny  # noqa: E402
 from data import InputError  # noqa: E402
 
-PROMPTS = [[2, 13, 3, 12, 4, 15], [5, 12, 6, 15], [7 + i % 9 for i in range(150)]]  # the last one fills a cache block
+PROMPTS = [[2, 13, 3, 12, 4, 15], [5, 12, 6, 15], [7 + i % 9 for i in range(150)]]  # the last one fills cache blocks
 SMALL = dict(max_tokens=24, temperature=0.8)
 
 
@@ -338,6 +338,19 @@ def test_seeds_repeat_and_do_not_overlap(engine):
     crowd = sampler.generate([[2 + (i * j) % 20 for i in range(100)] for j in range(1, 61)], 1, [M.derive_seed(j) for j in range(60)], **SMALL)
     assert len(crowd) == 60 and all(len(group) == 1 for group in crowd)
     sampler.sleep()
+
+
+@kinds("tied")
+def test_samples_of_a_question_share_the_computation_of_its_prompt(engine):
+    sampler, computed = engine, []
+    hook = sampler.llm.apply_model(lambda model: model.model.embed_tokens.register_forward_pre_hook(lambda _, ids: computed.append(len(ids[0]))))[0]
+    sampler.wake()
+    for prompt in ([2 + i % 7 for i in range(100)], PROMPTS[2], PROMPTS[2]):
+        sampler.generate([prompt], 8, [1], max_tokens=1, temperature=1.0)
+    hook.remove()
+    sampler.sleep()
+    # blocks of 32 once: 3 of them and 8 times 4 tokens, 4 and 8 times 22; of the second request, those 8 times 22
+    assert computed == [96 + 8 * 4, 128 + 8 * 22, 8 * 22]
 
 
 # --------------------------------------------------------------------------------------------------------------- canary
