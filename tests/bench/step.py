@@ -15,10 +15,9 @@ useful FLOPs: 2 per weight of the layers for every useful token forward, 4 more 
 tokens only; attention is left out. peak: the best sgemm of the same process. A share may exceed what is computed where a prompt
 is computed once for its whole group. computed: tokens that went through the first layer's MLP, in the update ("-": not seen).
 
-Cases "uneven": EOS has about 1 chance in 66, so lengths are geometric, cut at 256; both sides are divided by their useful tokens.
+"uneven": EOS has about 1 chance in 66, so lengths are geometric, cut at 256; both sides are divided by their useful tokens.
 """
 import argparse
-import collections
 import contextlib
 import json
 import os
@@ -28,11 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("sample", "verify", "old log-probs", "forward+backward", "optimizer", "push")
-BASE = dict(vocab=512, prompt=30, questions=8, group=8, tokens=64, updates=1, replay=0, uneven=False)
+BASE = dict(vocab=512, prompt=30, questions=8, group=8, tokens=64, updates=1, replay=0, uneven=False, compare=True)
 CASES = {"g8": {}, "g8 2 updates": dict(updates=2), "g8 M=2": dict(replay=2), "g18": dict(group=18), "g18 2 updates": dict(group=18, updates=2),
          "prompt 300": dict(prompt=300, questions=4), "uneven": dict(tokens=256, uneven=True), "vocab 151936": dict(vocab=151936, questions=4)}
 EOS, KNOWN = 2, 66  # in uneven cases only ids below KNOWN are sampled
@@ -43,11 +43,13 @@ def make_folder(folder: Path, case: dict) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     names = ["<pad>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Tokenizer(models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>").save_pretrained(folder)
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config(
         vocab_size=case["vocab"], hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
@@ -69,10 +71,7 @@ class Clock:
         import psutil
 
         self.me, self.steps, self.open, self.inner = psutil.Process(), [], [], 0.0
-        self.now, self.start = collections.Counter(), (time.process_time(), time.perf_counter(), 0.0)
-
-    def workers(self) -> float:
-        return sum(sum(child.cpu_times()[:2]) for child in self.me.children(recursive=True))
+        self.now, self.start = Counter(), (time.process_time(), time.perf_counter(), 0.0)
 
     @contextlib.contextmanager
     def part(self, name: str):
@@ -84,12 +83,12 @@ class Clock:
         self.now[name] += spent - self.inner
         self.inner = outer + spent
 
-    def wrap(self, owner, name: str, part: str, see=None) -> None:
-        """Time every call of owner.name as `part`; see(result, *args) may count something."""
+    def wrap(self, owner, name: str, part, see=None) -> None:
+        """Time every call of owner.name as `part`, or as what part() says; see(result, *args) may count something."""
         function = getattr(owner, name)
 
         def timed(*args, **kwargs):
-            with self.part(part):
+            with self.part(part() if callable(part) else part):
                 result = function(*args, **kwargs)
             if see:
                 see(result, *args, **kwargs)
@@ -101,18 +100,19 @@ class Clock:
         model.get_decoder().layers[0].mlp.register_forward_pre_hook(
             lambda module, args: self.now.update({f"computed {(self.open or ['?'])[-1]}": args[0].numel() // args[0].shape[-1]}))
 
-    def step(self) -> None:
+    def step(self, *_) -> None:
         """The end of a step."""
-        cpu, wall, workers = time.process_time(), time.perf_counter(), self.workers()
-        self.now["verify"] += workers - self.start[2]  # nothing else has workers
-        self.now.update({"step": cpu + workers - self.start[0] - self.start[2], "wall": wall - self.start[1]})
+        workers = sum(sum(child.cpu_times()[:2]) for child in self.me.children(recursive=True))
+        end = time.process_time(), time.perf_counter(), workers
+        cpu, wall, workers = (b - a for a, b in zip(self.start, end))
+        self.now.update({"step": cpu + workers, "wall": wall, "verify": workers})  # nothing else has workers
         self.steps.append(dict(self.now))
-        self.now, self.start = collections.Counter(), (cpu, wall, workers)
+        self.now, self.start = Counter(), end
 
-    def result(self, **more) -> dict:
-        pids = [self.me.pid] + [child.pid for child in self.me.children(recursive=True)]
-        peak = sum(int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) for pid in pids) / 1024
-        return {"steps": self.steps[1:], "peak": peak, **more}  # the first step warms up
+    def result(self) -> dict:
+        processes = [self.me, *self.me.children(recursive=True)]
+        peak = sum(int(Path(f"/proc/{p.pid}/status").read_text().split("VmHWM:")[1].split()[0]) for p in processes) / 1024
+        return {"steps": self.steps[1:], "peak": peak}  # the first step warms up
 
 
 def sgemm_peak() -> float:
@@ -129,8 +129,12 @@ def sgemm_peak() -> float:
     return best
 
 
+def suppressed(case: dict) -> list[int]:
+    return list(range(KNOWN, case["vocab"])) if case["uneven"] else [EOS]
+
+
 def hf_generate(policy, case: dict, prompts: list[list[int]], n: int) -> int:
-    """transformers' own loop, padded on the left, with TRL's settings. Returns useful response tokens."""
+    """transformers' own loop on the same weights, padded on the left, with TRL's settings. Returns useful response tokens."""
     import torch
 
     rows = [p for p in prompts for _ in range(n)]
@@ -143,16 +147,9 @@ def hf_generate(policy, case: dict, prompts: list[list[int]], n: int) -> int:
     return int((ended.cumsum(1) - ended == 0).sum())
 
 
-def suppressed(case: dict) -> list[int]:
-    return list(range(KNOWN, case["vocab"])) if case["uneven"] else [EOS]
-
-
 def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
     """train() of rlep.py with a clock around its parts."""
     sys.path.insert(0, str(ROOT))
-    import numpy as np
-    import torch
-
     import rlep
     import settings
     from replay import Pool
@@ -163,10 +160,9 @@ def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
     real_load, real_verify = rlep.load_policy, Verifier.verify_batch
 
     def load(*args, **kwargs):
-        policy = real_load(*args, **kwargs)
+        seen["policy"] = policy = real_load(*args, **kwargs)
         policy.vocab = KNOWN if case["uneven"] else case["vocab"]
         policy.stop_ids = [EOS if case["uneven"] else case["vocab"]]  # an id that is never sampled
-        seen["policy"] = policy
         clock.watch(policy.model)
         return policy
 
@@ -174,8 +170,8 @@ def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
         with clock.part("verify"):
             return [i % 2 == 0 for i, _ in enumerate(real_verify(self, responses, golds))]
 
-    def sampled(result, self, prompts, n, seeds, **options):
-        seen["sampling"] = (prompts, n, seeds, options)
+    def sampled(result, self, prompts, n, *args, **options):
+        seen["sampling"] = prompts, n
         clock.now.update({"useful sample": sum(len(x.ids) for g in result for x in g), "prompt sample": n * sum(map(len, prompts))})
 
     def updated(result, policy, optimizer, s, groups, *rest):
@@ -183,35 +179,28 @@ def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
         clock.now.update({"useful update": sum(r for _, r in rows), "prompt update": sum(p for p, _ in rows)})
 
     rlep.load_policy, Verifier.verify_batch = load, verify
-    clock.wrap(TorchSampler, "generate", "sample", sampled)
-    clock.wrap(TorchSampler, "wake", "push")
-    clock.wrap(rlep, "score_old", "old log-probs")
-    clock.wrap(rlep, "update", "forward+backward", updated)
-    clock.wrap(rlep, "optimizer_step", "optimizer")
-    clock.wrap(rlep, "progress_line", "?", lambda *_: clock.step())
+    rlep.save_run = lambda *args: seen.update(clock.result())  # at the end, while the workers still live
+    for owner, name, part, *see in ((TorchSampler, "generate", "sample", sampled), (TorchSampler, "wake", "push"), (rlep, "score_old", "old log-probs"),
+                                    (rlep, "update", "forward+backward", updated), (rlep, "optimizer_step", "optimizer"),
+                                    (rlep, "progress_line", "log", clock.step)):
+        clock.wrap(owner, name, part, *see)
     options = dict(model=folder, data=folder / "questions.jsonl", out=folder / "out", questions=case["questions"], rollouts=case["group"],
                    mini_batch=case["questions"] // case["updates"], response_limit=case["tokens"], overlong_buffer=0, micro_tokens=micro, lr=1e-6,
                    warmup=0, steps=steps + 1, save_every=10**6, verify_workers=1, device="cpu", overwrite="true")
     if case["replay"]:
-        rng = np.random.default_rng(0)
+        rng = random.Random(0)
         (folder / "pool.jsonl").unlink(missing_ok=True)
         with Pool(str(folder / "pool.jsonl"), tokenizer=rlep.fingerprint(rlep.load_tokenizer(str(folder)))) as pool:
-            pool.append([{"question_id": str(i), "response": f"{i} {k}", "response_ids": rng.integers(3, KNOWN, case["tokens"]).tolist(),
-                          "finish_reason": "stop", "reward": 1.0, "sampler_logprob": -1.0} for i in range(case["questions"]) for k in range(8)])
+            pool.append([{"question_id": str(i), "response": f"{i} {k}", "response_ids": rng.choices(range(3, KNOWN), k=case["tokens"]), "reward": 1.0,
+                          "finish_reason": "stop", "sampler_logprob": -1.0} for i in range(case["questions"]) for k in range(8)])
         options |= dict(pool=folder / "pool.jsonl", replay=case["replay"])
-    rlep.save_run = lambda *args: seen.update(result=clock.result())  # at the end, while the workers still live
     rlep.train(settings.parse("train", [f"--{name}={value}" for name, value in options.items()]))
-    policy, (prompts, n, seeds, sampling) = seen["policy"], seen["sampling"]
-    speeds = {"ours": [], "generate()": []}
-    for _ in range(steps + 1):  # the sampler and generate() in turn, in tokens a CPU second
+    generate = []
+    for _ in range(steps if case["compare"] else 0):
         start = time.process_time()
-        made = TorchSampler(policy).generate(prompts, n, seeds, **sampling)
-        speeds["ours"].append(sum(len(x.ids) for g in made for x in g) / (time.process_time() - start))
-        start = time.process_time()
-        with torch.no_grad():
-            made = hf_generate(policy, case, prompts, n)
-        speeds["generate()"].append(made / (time.process_time() - start))
-    return {**seen["result"], "speeds": {name: values[1:] for name, values in speeds.items()}, "gemm": sgemm_peak()}
+        tokens = hf_generate(seen["policy"], case, *seen["sampling"])
+        generate.append((time.process_time() - start) / tokens)
+    return {"steps": seen["steps"], "peak": seen["peak"], "generate": generate, "gemm": sgemm_peak()}
 
 
 def trl(folder: Path, case: dict, steps: int, micro: int) -> dict:
@@ -225,22 +214,14 @@ def trl(folder: Path, case: dict, steps: int, micro: int) -> dict:
     transformers.logging.set_verbosity_error()
     clock = Clock()
 
-    class Timed(GRPOTrainer):
-        def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-            with clock.part("sample"):
-                out = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            made, asked = sum(map(len, out[0])), sum(map(len, prompt_ids))
-            clock.now.update({"useful sample": made, "prompt sample": asked, "useful update": made, "prompt update": asked})
-            return out
-
-        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-            with clock.part("forward+backward" if torch.is_grad_enabled() else "old log-probs"):
-                return super()._get_per_token_logps_and_entropies(*args, **kwargs)
-
     class Steps(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step % case["updates"] == 0:
                 clock.step()
+
+    def generated(result, prompt_ids, *args, **kwargs):
+        made, asked = sum(map(len, result[0])), sum(map(len, prompt_ids))
+        clock.now.update({"useful sample": made, "prompt sample": asked, "useful update": made, "prompt update": asked})
 
     def rewards(completions, **columns):
         return [1.0 - 2.0 * (i % 2) for i, _ in enumerate(completions)]
@@ -255,22 +236,23 @@ def trl(folder: Path, case: dict, steps: int, micro: int) -> dict:
         weight_decay=0.1, max_steps=(steps + 1) * case["updates"], logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True,
         use_cpu=True, bf16=False, gradient_checkpointing=False, shuffle_dataset=False, generation_kwargs={"suppress_tokens": suppressed(case)})
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    trainer = Timed(model=model, reward_funcs=rewards, args=config, train_dataset=questions, callbacks=[Steps()],
-                    processing_class=PreTrainedTokenizerFast.from_pretrained(folder))
+    trainer = GRPOTrainer(model=model, reward_funcs=rewards, args=config, train_dataset=questions, callbacks=[Steps()],
+                          processing_class=PreTrainedTokenizerFast.from_pretrained(folder))
     clock.watch(model)
-    clock.wrap(trainer, "_calculate_rewards", "verify")
-    clock.wrap(trainer, "compute_loss", "forward+backward")
-    clock.wrap(trainer.accelerator, "backward", "forward+backward")
-    clock.wrap(trainer.accelerator, "clip_grad_norm_", "optimizer")
-    clock.wrap(torch.optim.AdamW, "step", "optimizer")
+    for owner, name, part, *see in (
+            (trainer, "_generate_single_turn", "sample", generated), (trainer, "_calculate_rewards", "verify"), (torch.optim.AdamW, "step", "optimizer"),
+            (trainer, "_get_per_token_logps_and_entropies", lambda: "forward+backward" if torch.is_grad_enabled() else "old log-probs"),
+            (trainer, "compute_loss", "forward+backward"), (trainer.accelerator, "backward", "forward+backward"),
+            (trainer.accelerator, "clip_grad_norm_", "optimizer")):
+        clock.wrap(owner, name, part, *see)
     trainer.train()
-    return clock.result(gemm=sgemm_peak())
+    return {**clock.result(), "gemm": sgemm_peak()}
 
 
-def run(python: str, side: str, folder: str, case: dict, steps: int, micro: int) -> dict:
-    """One process of one side on one case."""
+def run(launcher: list[str], side: str, folder: str, case: dict, steps: int, micro: int) -> dict:
+    """One process of one side on one case (or several ranks, by the launcher)."""
     env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
-    done = subprocess.run([python, __file__, f"--run={side}", f"--folder={folder}", f"--case={json.dumps(case)}", f"--steps={steps}",
+    done = subprocess.run([*launcher, __file__, f"--side={side}", f"--folder={folder}", f"--case={json.dumps(case)}", f"--steps={steps}",
                            f"--micro_tokens={micro}"], env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{side} failed on {case}:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
@@ -283,20 +265,18 @@ def median(runs: list[dict], name: str) -> float:
 
 def row(name: str, runs: list[dict], case: dict) -> dict[str, float]:
     """Print a side's line of the table. Returns what is compared: CPU seconds per useful token, and memory."""
-    m = {part: median(runs, part) for part in (*PARTS, "step", "wall", *(f"{kind} {part}" for kind in ("useful", "prompt") for part in ("sample", "update")))}
+    m = {part: median(runs, part) for part in (*PARTS, "step", *(f"{kind} {part}" for kind in ("useful", "prompt") for part in ("sample", "update")))}
     layers, head, gemm = 4 * (256 * 256 * 3 + 3 * 256 * 1024), case["vocab"] * 256, statistics.median(r["gemm"] for r in runs)
     share = {}
     for part, what, passes in (("sample", "sample", 2), ("forward+backward", "update", 6)):
         flops = passes * ((m[f"prompt {what}"] + m[f"useful {what}"]) * layers + m[f"useful {what}"] * head)
         share[part] = flops / m[part] / gemm
-    computed = median(runs, "computed forward+backward")
-    useful = (m["prompt update"] + m["useful update"]) / computed if computed else None
-    peak = statistics.median(r["peak"] for r in runs)
+    computed, peak = median(runs, "computed forward+backward"), statistics.median(r["peak"] for r in runs)
+    tokens = m["prompt update"] + m["useful update"]
     print(f"| {name} | {m['step']:.2f} | " + " | ".join(f"{m[part]:.2f}" for part in PARTS) + f" | {m['step'] - sum(m[p] for p in PARTS):.2f} | {peak:,.0f} | "
-          + (f"{useful:.0%}" if useful else "-") + f" | {share['sample']:.0%} | {share['forward+backward']:.0%} | {gemm / 1e9:.0f} |", flush=True)
-    return {"step": m["step"] / m["useful sample"], "sample": m["sample"] / m["useful sample"], "peak": peak,
-            "forward+backward": m["forward+backward"] / m["useful update"], "tokens": m["useful update"] + m["prompt update"],
-            "train": m["old log-probs"] + m["forward+backward"] + m["optimizer"]}
+          + (f"{tokens / computed:.0%}" if computed else "-") + f" | {share['sample']:.0%} | {share['forward+backward']:.0%} | {gemm / 1e9:.0f} |", flush=True)
+    return {"step": m["step"] / m["useful sample"], "sample": m["sample"] / m["useful sample"], "forward+backward": m["forward+backward"] / tokens,
+            "memory": peak, "tokens": tokens, "train": m["old log-probs"] + m["forward+backward"] + m["optimizer"]}
 
 
 def main() -> None:
@@ -307,40 +287,39 @@ def main() -> None:
     parser.add_argument("--trl_python", default=sys.executable, help="the interpreter of an environment with trl")
     parser.add_argument("--trl_micro", type=int, default=1, help="micro-batches of a TRL update")
     parser.add_argument("--micro_tokens", type=int, default=4096, help="rlep.py's setting")
-    for name in ("run", "folder", "case"):
+    for name in ("side", "folder", "case"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.run:  # one side's process
-        case, folder = json.loads(args.case), Path(args.folder)
-        result = {"ours": ours, "trl": trl}[args.run](folder, case, args.steps, args.micro_tokens)
-        (folder / "result.json").write_text(json.dumps(result))
+    if args.side:  # one side's process
+        result = {"ours": ours, "trl": trl}[args.side](Path(args.folder), json.loads(args.case), args.steps, args.micro_tokens)
+        if os.environ.get("RANK", "0") == "0":
+            Path(args.folder, "result.json").write_text(json.dumps(result))
         return
-    unknown = set(args.cases.split(",")) - set(CASES)
-    if unknown:
-        parser.error(f"unknown case {unknown.pop()!r}; there are: {', '.join(CASES)}")
+    names = args.cases.split(",")
+    if set(names) - set(CASES):
+        parser.error(f"no such case; there are: {', '.join(CASES)}")
     has_trl = subprocess.run([args.trl_python, "-c", "import trl"], capture_output=True).returncode == 0
     print(f"ours{' and TRL' if has_trl else ' alone: no trl in ' + args.trl_python}; 4 layers of width 256, {args.steps} steps in each of {args.repeats} "
           f"processes a side; --micro_tokens={args.micro_tokens}, TRL {args.trl_micro} micro-batch(es)\n")
     print("| CPU s per step | step | " + " | ".join(PARTS) + " | other | MiB | useful of computed | sample of peak | fwd+bwd of peak | sgemm GFLOP/s |")
     print("|---" * (len(PARTS) + 8) + "|")
-    notes, baseline = [], {}
-    for name in args.cases.split(","):
+    notes, lines = [], {}
+    for name in names:
         case, runs = {**BASE, **CASES[name]}, {"ours": [], "trl": []}
         with tempfile.TemporaryDirectory() as folder:
             make_folder(Path(folder), case)
             for _ in range(args.repeats):
-                runs["ours"].append(run(sys.executable, "ours", folder, case, args.steps, args.micro_tokens))
+                runs["ours"].append(run([sys.executable], "ours", folder, case, args.steps, args.micro_tokens))
                 if has_trl and not case["replay"]:
-                    runs["trl"].append(run(args.trl_python, "trl", folder, case, args.steps, args.trl_micro))
-        baseline[name] = mine = row(f"{name}: ours", runs["ours"], case)
-        speeds = {kind: statistics.median(v for r in runs["ours"] for v in r["speeds"][kind]) for kind in ("ours", "generate()")}
-        notes.append(f"{name}: sampler {speeds['ours']:,.0f} tokens a CPU second, generate() {speeds['generate()']:,.0f}: {speeds['ours'] / speeds['generate()']:.2f}x")
+                    runs["trl"].append(run([args.trl_python], "trl", folder, case, args.steps, args.trl_micro))
+        lines[name] = mine = row(f"{name}: ours", runs["ours"], case)
+        generate = statistics.median(v for r in runs["ours"] for v in r["generate"])
+        notes.append(f"{name}: sampler {1 / mine['sample']:,.0f} tokens a CPU second, generate() {1 / generate:,.0f}: {generate / mine['sample']:.2f}x")
         if runs["trl"]:
             theirs = row(f"{name}: TRL", runs["trl"], case)
-            notes[-1] += "; ours / TRL per useful token: " + ", ".join(
-                f"{part} {mine[part] / theirs[part]:.2f}" for part in ("step", "sample", "forward+backward")) + f"; memory {mine['peak'] / theirs['peak']:.2f}"
-        if case["replay"] and name.split()[0] in baseline:
-            plain = baseline[name.split()[0]]
+            notes[-1] += "; ours / TRL: " + ", ".join(f"{part} {mine[part] / theirs[part]:.2f}" for part in ("step", "sample", "forward+backward", "memory"))
+        plain = lines.get(name.split()[0])
+        if case["replay"] and plain:
             notes.append(f"{name}: {mine['tokens'] / plain['tokens'] - 1:+.1%} tokens to train on, {mine['train'] / plain['train'] - 1:+.1%} time to train")
     print("\n" + "\n".join(notes))
 

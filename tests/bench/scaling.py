@@ -1,0 +1,85 @@
+"""How the time of a training step grows: with questions, answers per question, their length, the vocabulary, and ranks.
+
+    python tests/bench/scaling.py [--out=tests/bench/scaling.png] [--steps=2] [--sweeps=tokens,ranks]
+
+One size changes at a time, from 4 questions x 8 answers x 64 tokens, vocabulary 512 (the model and the clock of step.py). CPU
+seconds of one process, as in step.py; with ranks of the first one. Prints a table with the exponent fitted to step, sampling and
+training (1: linear), and draws it.
+"""
+import argparse
+import math
+import sys
+import tempfile
+from pathlib import Path
+
+import step as bench
+
+START = {**bench.BASE, "questions": 4, "compare": False}
+SWEEPS = {  # size: values, and what is to be expected
+    "questions": ((4, 8, 16, 32), "linear: rows are independent of each other; below, what a decoding step costs at any width shows"),
+    "group": ((4, 8, 16, 32), "a little less than linear: a group's prompt is there once, and decoding steps get wider, not more"),
+    "tokens": ((32, 64, 128, 256), "linear in the weights' part; above, attention's part, which grows with the square, begins to show"),
+    "vocab": ((512, 8192, 32768, 151936), "constant in the layers, linear in the head: flat first, then towards 1 as the head outgrows them"),
+    "ranks": ((1, 2), "-1 would be ideal: sampling has it; the layers' weights are gathered, and gradients reduced, once per micro-batch")}
+
+
+def slope(xs: list[float], ys: list[float]) -> float:
+    """The exponent of the power law through the points, by least squares on logarithms."""
+    xs, ys = [math.log(x) for x in xs], [math.log(max(y, 1e-9)) for y in ys]
+    mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
+
+
+def measure(size: str, value: int, args) -> dict[str, float]:
+    """CPU seconds per step: all, sampling, training."""
+    case = START | ({size: value} if size != "ranks" else {})
+    launcher = [sys.executable] + (["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={value}"] if size == "ranks" and value > 1 else [])
+    with tempfile.TemporaryDirectory() as folder:
+        bench.make_folder(Path(folder), case)
+        runs = [bench.run(launcher, "ours", folder, case, args.steps, args.micro_tokens)]
+    out = {name: bench.median(runs, part) for name, part in (("step", "step"), ("sample", "sample"))}
+    return out | {"train": sum(bench.median(runs, part) for part in ("old log-probs", "forward+backward", "optimizer"))}
+
+
+def draw(results: dict, path: str) -> None:
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(3.2 * len(results), 3.2), squeeze=False)
+    for axis, (size, points) in zip(axes[0], results.items()):
+        xs = list(points)
+        for part, style in (("step", "o-"), ("sample", "s--"), ("train", "^--")):
+            axis.loglog(xs, [points[x][part] for x in xs], style, label=part, markersize=4)
+        first, power = points[xs[0]]["step"], -1 if size == "ranks" else 1
+        axis.loglog(xs, [first * (x / xs[0]) ** power for x in xs], color="0.7", zorder=0, label="linear" if power > 0 else "ideal")
+        axis.set_xticks(xs, [f"{x:,}" for x in xs])
+        axis.minorticks_off()
+        axis.set(xlabel=size, title=f"exponent {slope(xs, [points[x]['step'] for x in xs]):.2f}")
+        axis.legend(fontsize=7)
+    axes[0][0].set_ylabel("CPU seconds per step")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweeps", default=",".join(SWEEPS))
+    parser.add_argument("--steps", type=int, default=2, help="timed in each process")
+    parser.add_argument("--micro_tokens", type=int, default=4096)
+    parser.add_argument("--out", default="scaling.png")
+    args = parser.parse_args()
+    results = {}
+    print("| size | CPU seconds per step | exponent: step | sample | train | expected |\n|---|---|---|---|---|---|")
+    for size in args.sweeps.split(","):
+        values, expected = SWEEPS[size]
+        results[size] = points = {value: measure(size, value, args) for value in values}
+        exponents = [f"{slope(values, [points[v][part] for v in values]):.2f}" for part in ("step", "sample", "train")]
+        seconds = ", ".join(f"{points[v]['step']:.2f}" for v in values)
+        print(f"| {size} {', '.join(f'{v:,}' for v in values)} | {seconds} | {' | '.join(exponents)} | {expected} |", flush=True)
+    draw(results, args.out)
+    print(f"picture: {args.out}")
+
+
+if __name__ == "__main__":
+    main()
