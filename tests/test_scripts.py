@@ -105,3 +105,10 @@ def test_plot_refuses(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n')
     with pytest.raises(InputError, match="metrics.jsonl:2"):
         plot.read_metrics(tmp_path)
+
+
+def test_gpu_speed_on_small_shapes():
+    """The script prepared for a GPU runs through: it would break unseen when what it calls changes."""
+    out = run("tests/gpu_speed.py", "--tiny").stdout
+    assert len([line for line in out.splitlines() if line.startswith("| tiny ") and "%" in line]) == 4
+    assert "left out" not in out and "chunked: " in out
