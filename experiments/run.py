@@ -239,6 +239,12 @@ def table(results: dict[str, dict[int, dict]]) -> str:
         rows.append(f"| {arm} | {len(seeds)} | {' | '.join(reach)} | {np.mean(final):.3f} ± {standard_error(final):.3f} | "
                     + ("" if arm == "baseline" else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]")
                     + f" | {average('dead_groups', '.2f')} | {average('entropy', '.2f')} | {average('length', '.1f')} | {np.mean([r['seconds'] for r in mine]) / 60:.1f} |")
+    if "rlep" in results and len(seeds := sorted(results["rlep"].keys() & results["baseline"].keys())) > 1:
+        (steps, values), (base_steps, base) = (curves([results[arm][seed] for seed in seeds]) for arm in ("rlep", "baseline"))
+        for share in (0.9, 1.0):
+            ratio = lambda i: steps_to(steps, values[i], base[i], share) / max(steps_to(base_steps, base[i], base[i], share), 1)  # noqa: E731, B023
+            low, high = bootstrap(ratio, len(seeds))
+            rows.append(f"\nrlep reaches {share:.0%} of the baseline's best in {ratio(np.arange(len(seeds))):.2f} [{low:.2f}, {high:.2f}] of the baseline's steps to it.")
     commits = sorted({r["commit"] for seeds in results.values() for r in seeds.values()})
     notes = ["", "Steps: where the arm's mean curve first reaches that share of the best of the baseline's mean curve, with 95% bootstrap intervals over",
              "seeds. Final: mean over seeds ± standard error. Minus baseline: paired by seed, with the 95% t interval over seeds. Dead groups: mean over",

@@ -69,6 +69,8 @@ def test_table_by_hand(tmp_path):
     # differences .2 and .1: mean .15, standard error .05, t(1) = 12.706. Draws hold seed 0 twice (baseline's best .4, of which RLEP has
     # .1, then all), seed 1 twice (best .6, of which RLEP has half at 0, two thirds at 5, all at 15), or both
     assert row == ["rlep", "2", "5 [0, 5]", "5 [5, 15]", "15 [5, 15]", "15 [5, 15]", "0.550 ± 0.050", "+0.150 [-0.485, +0.785]", "0.50", "1.25", "7.0", "1.5"]
+    text = experiments.table(results)  # to 90%: 15 of the baseline's 10; seed 0 twice: 5 of 10; seed 1 twice: 15 of 10
+    assert "rlep reaches 90% of the baseline's best in 1.50 [0.50, 1.50] of the baseline's steps to it." in text
     experiments.draw(results, str(tmp_path / "figure.png"))
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
