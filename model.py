@@ -199,9 +199,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_weights(policy: Policy) -> dict[str, torch.Tensor]:
+def whole_weights(policy: Policy, everywhere: bool = False) -> dict[str, torch.Tensor]:
     """All weights of a sharded policy on the CPU (LoRA: the adapter's), tied ones once in memory. All ranks call it
-    together; the result is the first rank's alone, the others get {}."""
+    together; the result is the first rank's alone, the others get {} (unless everywhere)."""
     names: dict[torch.Tensor, list[str]] = {}
     for name, tensor in policy.model.state_dict(keep_vars=True).items():
         if tensor.requires_grad or not policy.lora:
@@ -209,7 +209,7 @@ def whole_weights(policy: Policy) -> dict[str, torch.Tensor]:
     weights = {}
     for tensor, known_as in names.items():
         gathered = whole(tensor.detach())
-        if ranks.FIRST:
+        if ranks.FIRST or everywhere:
             weights |= dict.fromkeys(known_as, gathered.cpu())
     return weights
 

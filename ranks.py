@@ -27,7 +27,8 @@ FIRST = RANK == 0  # the rank that prints and writes
 
 
 def start(device: str, phase_minutes: float) -> None:
-    """Join the other ranks. Only the first one prints."""
+    """Join the other ranks; only the first one prints. The phase "load" begins."""
+    phase("load", phase_minutes)
     if RANKS == 1 or dist.is_initialized():
         return
     cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
@@ -116,10 +117,12 @@ def _cut(name: str, minutes: float) -> None:
     print(f"error: rank {RANK}: {name} took longer than --phase_minutes={minutes:g}; where it stood is told below. If it only "
           "needs more time, raise the limit; the same command continues", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(all_threads=True)
+    time.sleep(5 if RANKS > 1 else 0)  # the limits of the other ranks end about now: each tells where it stood, the stuck one too
     os._exit(3)  # the main thread may be stuck in a call that no exception reaches
 
 
-OUT_OF_MEMORY = {"sample": "--sampler_rows, --gpu_memory_fraction or --response_limit", "evaluate": "--sampler_rows, --gpu_memory_fraction or --response_limit",
+SAMPLING = "--sampler_rows, --gpu_memory_fraction or --response_limit"
+OUT_OF_MEMORY = {"load": "--gpu_memory_fraction (or add --lora_rank, more GPUs)", "sample": SAMPLING, "evaluate": SAMPLING,
                  "score": "--micro_tokens", "update": "--micro_tokens (or add --activation_checkpointing, --lora_rank, more GPUs)"}
 
 

@@ -21,6 +21,7 @@ import dataclasses
 import difflib
 import fcntl
 import functools
+import glob
 import importlib.metadata
 import json
 import math
@@ -374,7 +375,7 @@ def evaluate(s: Settings, questions: list[dict], n: int, sampler, verifier: Veri
 
 # ---------------------------------------------------------------------------------------------------------- run folder
 
-RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction", "phase_minutes", "profile"}  # what leaves the steps done as they are
+RESUME_MAY_CHANGE = {"steps", "save_every", "keep", "overwrite", "verify_workers", "gpu_memory_fraction", "phase_minutes", "profile", "log"}  # what leaves the steps done as they are
 
 
 def write_json(path: str, value) -> None:
@@ -448,6 +449,7 @@ def open_run(s: Settings) -> tuple[str | None, object]:
 
 def begin_run(s: Settings, done: int, fresh: bool) -> str:
     """Write config.json, and cut the logs back to the step to continue from: what comes after is made again, the same.
+    A checkpoint that was cut off goes, so that it takes no room from the next.
     A fresh start with --overwrite deletes the old run first. Returns the run's id, which it keeps for life."""
     for name in os.listdir(s.out) if fresh and s.overwrite else []:
         path = os.path.join(s.out, name)
@@ -459,6 +461,8 @@ def begin_run(s: Settings, done: int, fresh: bool) -> str:
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft", "numpy")}
     write_json(config, {"command": "train", "run": run, "settings": dataclasses.asdict(s), "versions": versions,
                                                     "python": sys.version.split()[0]})
+    for torn in glob.glob(os.path.join(glob.escape(s.out), "checkpoints", "*.tmp")):
+        shutil.rmtree(torn)
     for name in ("metrics.jsonl", "samples.jsonl"):
         keep_lines(os.path.join(s.out, name), lambda record: not fresh and record["step"] <= done)
     return run
@@ -520,6 +524,8 @@ def progress_line(record: dict, s: Settings, seconds: float) -> str:
             f"length {record['length']:.1f}  entropy {record['entropy']:.3f}  clip {record['clip_low'] + record['clip_high']:.4f}  "
             f"dead {record['dead_groups']:.2f}  {record['tokens_per_second']:,.0f} tok/s  {record['time/step']:.2f} s  "
             f"left {left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}")
+    if "time/swap" in record:  # another engine samples
+        line += f"  mismatch {record['mismatch_mean']:.1e}"
     return line + "".join(f"  {k[5:]} {v:.3f}" for k, v in record.items() if re.fullmatch(r"eval/.*/avg@\d+", k))
 
 
@@ -535,6 +541,20 @@ def profiled(s: Settings, steps: range):
         if ranks.FIRST:
             profiler.export_chrome_trace(os.path.join(s.out, f"trace-{step:06d}.json"))
             print(profiler.key_averages().table(sort_by=f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total", row_limit=10))
+
+
+def open_log(s: Settings, run: str, done: int):
+    """A function (record, step) that sends a step's metrics to where --log says."""
+    if s.log == "wandb" and ranks.FIRST:
+        import wandb
+
+        return wandb.init(project="rlep", name=s.out, dir=s.out, id=run, resume="allow", config=dataclasses.asdict(s)).log
+    if s.log == "tensorboard" and ranks.FIRST:
+        from torch.utils.tensorboard import SummaryWriter
+
+        board = SummaryWriter(os.path.join(s.out, "tensorboard"), purge_step=done + 1)  # a step made again replaces the old one
+        return lambda record, step: [board.add_scalar(name, value, step) for name, value in record.items()] and board.flush()
+    return lambda record, step: None
 
 
 def train(s: Settings) -> None:
@@ -571,11 +591,13 @@ def train(s: Settings) -> None:
         print(f"continuing after step {done} of {s.steps}" if done < s.steps else
               f"finished: {done} steps are done; a larger --steps continues, --overwrite starts again", flush=True)
     run = ranks.first(begin_run, s, done, checkpoint is None)
+    send = open_log(s, run, done)
 
     def log(step: int, record: dict, records: list[dict]) -> None:
         """Append to metrics.jsonl; after an evaluation also one response of each of four questions, and the curves."""
         if not ranks.FIRST:
             return
+        send(record, step)
         append_jsonl(os.path.join(s.out, "samples.jsonl"), [{"step": step, **r} for r in records[:4 * s.eval_samples:s.eval_samples]])
         append_jsonl(os.path.join(s.out, "metrics.jsonl"), [{"step": step, **record}])
         if records:
@@ -761,7 +783,7 @@ def evaluate_command(s: Settings) -> None:
                 raise InputError(f"--out={s.out}: holds an evaluation with --{name}={before['settings'].get(name)}, now {value}; "
                                  "choose another folder, or --overwrite")
         print_scores(before["metrics"], s.samples)
-        return
+        return ranks.stop()
     model = resolve_model(s.model)
     verifier = Verifier(workers=s.verify_workers, time_limit=s.verify_seconds)
     questions = ranks.first(load_data, s.data, s, load_tokenizer(model), verifier, "data", s.max_questions)
@@ -780,11 +802,17 @@ def evaluate_command(s: Settings) -> None:
     ranks.stop()
 
 
+PAPER = {"aime24": (0.382, 0.399), "aime25": (0.198, 0.223), "amc23": (0.770, 0.822)}  # best avg@32 of baseline and RLEP, 7B model
+
+
 def print_scores(metrics: dict, n: int) -> None:
-    """A line per data set."""
-    for source in dict.fromkeys(name.split("/")[1] for name in metrics):
-        m = {name.split("/")[2]: value for name, value in metrics.items() if name.split("/")[1] == source}
+    """A line per data set, with the paper's numbers for its sets, known by any usual name: aime24, AIME-2024, aime_2024..."""
+    for source in dict.fromkeys(name[5:].rpartition("/")[0] for name in metrics):
+        m = {name.rpartition("/")[2]: value for name, value in metrics.items() if name[5:].rpartition("/")[0] == source}
+        known = re.search(r"(aime|amc)[-_]?(?:20)?(2\d)(?!\d)", source.lower())
+        paper = PAPER.get("".join(known.groups())) if known else None
         print(f"{source}: {m.pop('questions')} questions  avg@{n} {m.pop(f'avg@{n}'):.3f} ± {m.pop('se'):.3f}"
+              + (f" (paper, avg@32 of 7B: baseline {paper[0]:.3f}, RLEP {paper[1]:.3f})" if paper else "")
               + "".join(f"  {name} {value:.3f}" for name, value in m.items()))
 
 

@@ -44,7 +44,7 @@ train=(
     --activation_checkpointing --micro_tokens=32768 --gpu_memory_fraction=0.4 --sampler_rows=512 --phase_minutes=120
 )
 collect=(--samples=64 --temperature=0.7 --top_p=0.95 --min_correct=2) # K; questions with at least 2 right answers
-evaluation=(--samples=32 --temperature=1.0 --top_p=1.0)               # avg@32, maj@32
+evaluation=(--samples=32 --temperature=1.0 --top_p=1.0)               # avg@32, maj@32, beside the paper's
 steps_baseline=400 steps_rlep=320                                     # where the paper reports them
 
 case $ARM in
@@ -86,7 +86,6 @@ if wanted eval; then
     for name in $arms; do
         ranks eval --model="$OUT/$name" --data="$EVAL" "${model[@]}" "${evaluation[@]}" "${smoke[@]}" "${user[@]}" --out="$OUT/eval-$name"
     done
-    echo "the paper, best avg@32:  AIME-2024 38.2, AIME-2025 19.8, AMC-2023 77.0 (baseline); 39.9, 22.3, 82.2 (RLEP)"
 fi
 if wanted curves; then
     runs=(); for name in $arms; do runs+=("$OUT/$name"); done

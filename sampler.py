@@ -28,7 +28,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from data import InputError
-from model import Policy, logits, response_logprobs, whole
+from model import Policy, logits, response_logprobs, whole, whole_weights
 
 
 @dataclass
@@ -359,7 +359,8 @@ class VLLMSampler:
         from vllm.lora.request import LoRARequest
 
         with tempfile.TemporaryDirectory() as folder:
-            self.policy.model.save_pretrained(folder)
+            sharded = isinstance(next(self.policy.model.parameters()), DTensor)
+            self.policy.model.save_pretrained(folder, state_dict=whole_weights(self.policy, everywhere=True) if sharded else None)
             if self.request is not None:
                 self.llm.llm_engine.remove_lora(self.request.lora_int_id)
             # ever new names and ids: under a known one the engine goes on with the adapter, and the cache, that it has

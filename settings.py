@@ -6,6 +6,7 @@ To add an option, add a line to Settings and use `s.name`; help, parsing, checks
 """
 import dataclasses
 import difflib
+import importlib.util
 import math
 from dataclasses import dataclass, field
 
@@ -91,8 +92,9 @@ class Settings:
     samples: int = option(32, "ce", "run", "K: samples per question", 1)
     min_correct: int = option(2, "c", "run", "questions with fewer correct samples stay out of the pool", 1)
     keep_failures: bool = option(False, "c", "run", "store wrong answers too, for --replay_failures")
-    phase_minutes: float = option(0.0, "tce", "run", "time limit of sampling, of scoring, of an update...: beyond it the run ends and names the phase; 0 is none", 0)
+    phase_minutes: float = option(0.0, "tce", "run", "time limit of loading, of sampling, of an update...: beyond it the run ends and names the phase; 0 is none", 0)
     profile: bool = option(False, "t", "run", "record the second step: a trace in the run folder (large if answers are long), and its ten largest costs")
+    log: str = option("", "t", "run", "also send the metrics there (pip install it first); metrics.jsonl is written in any case", choices=("", "wandb", "tensorboard"))
     seed: int = option(0, "tce", "run", "of data order, sampling and replay draws", 0)
     out: str = option("", "te", "run", "run folder")
     overwrite: bool = option(False, "te", "run", "delete what --out holds from an earlier run and start again")
@@ -182,6 +184,8 @@ def check(command: str, s: Settings) -> None:
             raise InputError(f"--{name}={value}: must be at least {low:g}" + (f" and at most {high:g}" if high < math.inf else ""))
     if command != "train":
         return
+    if s.log and not importlib.util.find_spec(s.log):
+        raise InputError(f"--log={s.log}: is not installed; pip install {s.log}, or leave --log out")
     replay = s.replay + s.replay_failures
     if s.temperature == 0 or s.top_p < 1:
         raise InputError("train needs --temperature above 0 and --top_p=1: the loss scores the full distribution")

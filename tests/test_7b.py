@@ -29,6 +29,11 @@ def test_smoke(tmp_path):
     assert "coverage:" in first.stdout and first.stdout.count("avg@8") == 2 and (tmp_path / "curves.png").stat().st_size > 1000
     again = script(OUT=str(tmp_path), PHASES="baseline")
     assert again.returncode == 0 and "finished: 2 steps are done" in again.stdout and "coverage" not in again.stdout
+    dapo = script(OUT=str(tmp_path), ARM="dapo", PHASES="dapo")
+    assert dapo.returncode == 0, dapo.stdout + dapo.stderr
+    with open(tmp_path / "dapo" / "config.json") as f:
+        c = json.load(f)["settings"]
+    assert {k for k in a if a[k] != c[k]} == {"dynamic_sampling", "out"}  # and the mini-batch, which the smoke mode sets last
     for env, words in ((dict(ARM="ppo"), "must be rlep, baseline, dapo or bs32"), (dict(PHASES="colect"), "colect is none of")):
         bad = script(OUT=str(tmp_path), **env)
         assert bad.returncode == 2 and words in bad.stderr

@@ -224,6 +224,17 @@ def test_two_ranks_each_with_an_engine_of_its_own(tmp_path):
     assert result.stdout.count("worst") == 2
 
 
+def test_the_program_on_two_ranks_with_an_adapter(world, tmp_path):
+    """torchrun rlep.py: training with evaluations, where sharded LoRA goes into each rank's engine as an adapter, then collection."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "rlep.py")
+    run(*torchrun, "train", *arguments(world, tmp_path / "run", "--steps=2", "--eval_every=2", "--lr=1e-2", "--lora_rank=4", "--push=adapter"))
+    log = records(tmp_path / "run")
+    assert log[0]["eval/sums/avg@8"] > 0.2 and log[2]["updates"] == 4 and 0 < max(r["mismatch_max"] for r in log[1:]) < 1e-3
+    result = run(*torchrun, "collect", f"--model={tmp_path}/run", f"--data={world['data']}", f"--pool={tmp_path}/pool.jsonl", "--samples=8",
+                 "--min_correct=1", "--response_limit=8", "--device=cpu", "--verify_workers=1", "--sampler=vllm")
+    assert "coverage:" in result.stdout and "Invalid process group" not in result.stderr
+
+
 def test_bad_input_is_refused_in_a_line(world, tmp_path):
     with pytest.raises(InputError, match="--push=adapter: there is no adapter; it needs --lora_rank"):
         rlep.main(["train", *arguments(world, tmp_path / "run", "--push=adapter")])
