@@ -545,16 +545,14 @@ def profiled(s: Settings, steps: range):
 
 def open_log(s: Settings, run: str, done: int):
     """A function (record, step) that sends a step's metrics to where --log says."""
-    if s.log == "wandb" and ranks.FIRST:
+    if s.log == "wandb":
         import wandb
 
         return wandb.init(project="rlep", name=s.out, dir=s.out, id=run, resume="allow", config=dataclasses.asdict(s)).log
-    if s.log == "tensorboard" and ranks.FIRST:
-        from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard import SummaryWriter
 
-        board = SummaryWriter(os.path.join(s.out, "tensorboard"), purge_step=done + 1)  # a step made again replaces the old one
-        return lambda record, step: [board.add_scalar(name, value, step) for name, value in record.items()] and board.flush()
-    return lambda record, step: None
+    board = SummaryWriter(os.path.join(s.out, "tensorboard"), purge_step=done + 1)  # a step made again replaces the old one
+    return lambda record, step: [board.add_scalar(name, value, step) for name, value in record.items()] and board.flush()
 
 
 def train(s: Settings) -> None:
@@ -591,13 +589,14 @@ def train(s: Settings) -> None:
         print(f"continuing after step {done} of {s.steps}" if done < s.steps else
               f"finished: {done} steps are done; a larger --steps continues, --overwrite starts again", flush=True)
     run = ranks.first(begin_run, s, done, checkpoint is None)
-    send = open_log(s, run, done)
+    send = open_log(s, run, done) if s.log and ranks.FIRST else None
 
     def log(step: int, record: dict, records: list[dict]) -> None:
         """Append to metrics.jsonl; after an evaluation also one response of each of four questions, and the curves."""
         if not ranks.FIRST:
             return
-        send(record, step)
+        if send:
+            send(record, step)
         append_jsonl(os.path.join(s.out, "samples.jsonl"), [{"step": step, **r} for r in records[:4 * s.eval_samples:s.eval_samples]])
         append_jsonl(os.path.join(s.out, "metrics.jsonl"), [{"step": step, **record}])
         if records:

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,6 +376,41 @@ def test_killed_at_random_moments_equals_uninterrupted(world, uninterrupted, tmp
 def test_keep(world, tmp_path):
     train(world, tmp_path / "run", "--steps=4", "--keep=3", replay=False)
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["step-000002", "step-000003", "step-000004"]
+
+
+def test_metrics_go_to_tensorboard(world, tmp_path):
+    """A step that a crash made again counts once. Where it is not installed, a line says so."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        with pytest.raises(InputError, match="--log=tensorboard: is not installed; pip install tensorboard"):
+            train(world, tmp_path / "run", "--steps=2", "--log=tensorboard")
+        return
+    train(world, tmp_path / "run", "--steps=2", "--save_every=2", "--log=tensorboard")
+    train(world, tmp_path / "run", "--steps=3", "--save_every=3", "--log=tensorboard")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")
+    train(world, tmp_path / "run", "--steps=4", "--save_every=4", "--log=tensorboard")
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    for name in ("reward", "grad_norm"):
+        assert [(e.step, e.value) for e in board.Scalars(name)] == [(r["step"], pytest.approx(r[name])) for r in records(tmp_path / "run") if r["step"]]
+
+
+WANDB = """
+def init(**options):
+    assert options["id"] and options["resume"] == "allow" and options["config"]["replay"] == 2
+    return __import__(__name__)
+def log(data, step=None):
+    print("wandb", step, sorted(data)[:3])
+"""
+
+
+def test_metrics_go_to_wandb(world, tmp_path):
+    """A module of that name that has the two calls; the service itself needs an account."""
+    (tmp_path / "wandb.py").write_text(WANDB)
+    out = run("rlep.py", "train", f"--model={world['model']}", f"--data={world['data']}", f"--pool={world['pool']}", *SIZES, "--replay=2", "--steps=2",
+              "--log=wandb", f"--out={tmp_path}/run", env={"PYTHONPATH": str(tmp_path)}).stdout
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("wandb")] == ["1", "2"]
 
 
 def test_run_folder_holds_what_the_readme_says(uninterrupted):
