@@ -152,8 +152,8 @@ def read_rows(spec: str):
         return _jsonl_rows(path)
     if os.path.isdir(path):
         raise InputError(f"{path}: is a folder; name the .jsonl or .parquet file in it")
-    if path.endswith((".jsonl", ".json", ".parquet")) or path.startswith(("/", ".", "~")) or path.count("/") > 3:
-        raise InputError(f"{path}: no such file")
+    if not path or path.endswith((".jsonl", ".json", ".parquet")) or path.startswith(("/", ".", "~")) or path.count("/") > 3:
+        raise InputError(f"{path or '(empty name)'}: no such file")
     return _hub_rows(spec)
 
 

@@ -3,7 +3,8 @@
     python replay.py stats  pool.jsonl [--data=questions.jsonl] [--plot=pool.png]   # what is in it
     python replay.py show   pool.jsonl QUESTION_ID [--number=3]                     # trajectories to read
     python replay.py check  pool.jsonl [--verify] [--repair]                        # damage, with line numbers
-    python replay.py import SOURCE --pool=pool.jsonl [--tokenizer=FOLDER]           # published pools, answers as jsonl
+    python replay.py import SOURCE --pool=pool.jsonl [--tokenizer=FOLDER]           # RLEP parquet (pieces too), jsonl of
+                                   # {problem, answer, responses}, another pool, or a data set's name on the hub
     python replay.py export pool.jsonl OUT.parquet [--data=...]                     # the reference's parquet layout
 
     with Pool("pool.jsonl") as pool:
@@ -12,9 +13,9 @@
         pool.draw("q1", m=2, seed=0, step=3)    # at most 2 records, always the same ones for this seed and step
 
 A record is one JSON object a line: first the small keys of HEAD, from which the index is built without parsing the line,
-then what else the caller gave (model, temperature, top_p, ...), at the end `answer` (gold), `problem`, `response` (text)
-and `response_ids` (as sampled, stop id included). A line that a person wrote with its keys in another order is as good; it
-is parsed in full. The index, pool.jsonl.index, may be deleted at any time.
+then what else the caller gave (model, temperature, ...), at the end `answer` (gold), `problem`, `response` (text) and
+`response_ids` (as sampled, stop id included). A line that a person wrote with its keys in another order is as good; it is
+parsed in full. The index, pool.jsonl.index, may be deleted at any time.
 
 A training that grows its pool gives its records `run` and `step`, appends with once=True and draws with run=..., max_age=...
 In step s it then sees what it made in steps s - max_age to s - 1 (and all of the other runs): a step repeated after a
@@ -52,8 +53,7 @@ from verify import verify_batch
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
 
-_TEXT, _WHOLE = rb'("[^"\\]*(?:\\.[^"\\]*)*")', rb"([0-9]{1,9})"
-_REAL = rb"(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
+_TEXT, _WHOLE, _REAL = rb'("[^"\\]*(?:\\.[^"\\]*)*")', rb"([0-9]{1,9})", rb"(-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)"
 HEAD = {                         # the small keys, in this order; those that are None are left out of the line
     "question_id": _TEXT,        # any text
     "reward": _REAL,             # the verified reward, without length penalty: 1, or 0 and less for a stored failure
@@ -70,19 +70,21 @@ HEAD = {                         # the small keys, in this order; those that are
 ESSENTIAL = ("question_id", "response", "response_ids", "finish_reason", "reward")  # must be given
 TAIL = ("answer", "problem", "response", "response_ids")
 _HEAD_PATTERN = re.compile(rb"\{" + b"".join(
-    (b'"%s": %s, ' if key in (*ESSENTIAL, "tokens", "digest") else b'(?:"%s": %s, )?') % (key.encode(), form)
-    for key, form in HEAD.items()))
-_START, _RESPONSE, _IDS = b'{"question_id"', b', "response": "', b', "response_ids": ['  # none can occur inside a text: its quotes are escaped
-LONGEST = 1 << 28  # bytes of a line
-_MIX = [tuple(np.array(pair, "u8")) for pair in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))]  # splitmix64's end
+    (b'"%s": %s, ' if key in (*ESSENTIAL, "tokens", "digest") else b'(?:"%s": %s, )?') % (key.encode(), form) for key, form in HEAD.items()))
+_START, _RESPONSE, _IDS = b'{"question_id"', b', "response": "', b', "response_ids": ['  # never inside a text: its quotes are escaped
+_FORMS = (  # keys, what their values must be, in words; 1e30: not NaN, fits float32
+    (("question_id", "response", "finish_reason", "tokenizer", "source", "run"), lambda v: isinstance(v, str), "text"),
+    (("reward", "sampler_logprob", "success_rate"), lambda v: isinstance(v, (int, float)) and abs(v) < 1e30, "a finite number"),
+    (("step",), lambda v: type(v) is int and 0 <= v < 10**9, "a whole number"),
+    (("response_ids",), lambda v: isinstance(v, list) and all(type(i) is int and 0 <= i < 1 << 31 for i in v), "a list of token ids"))
 
 SUCCESS, FAILURE, UNFIT = 0, 1, 2  # kinds of records in the index; UNFIT is never drawn
-
 # One row of the index. 56 bytes: 1.1 million trajectories take 62 MB, mapped from disk and shared between processes.
-ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question", "i4"), ("tokens", "i4"),
-                ("step", "i4"), ("logprob", "f4"), ("success_rate", "f4"), ("tokenizer", "i4"), ("source", "i4"),
-                ("run", "i4"), ("kind", "u1")], align=True)
+ROW = np.dtype([("offset", "i8"), ("digest", "u8"), ("length", "i4"), ("question", "i4"), ("tokens", "i4"), ("step", "i4"), ("logprob", "f4"),
+                ("success_rate", "f4"), ("tokenizer", "i4"), ("source", "i4"), ("run", "i4"), ("kind", "u1")], align=True)
 NO_STEP = -1
+LONGEST = 1 << 28  # bytes of a line that may enter; the index stops at four times that, which is no pool
+_MIX = [tuple(np.array(pair, "u8")) for pair in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))]  # splitmix64's end
 
 
 def text_digest(text: str) -> str:
@@ -92,10 +94,10 @@ def text_digest(text: str) -> str:
 
 def to_line(record: dict, more: int) -> bytes:
     """The record as one line: the keys of HEAD first, long ones last, token ids without spaces."""
-    record = {key: value for key, value in record.items() if value is not None} | {"more": more or None}
-    fields = {key: record[key] for key in HEAD if record.get(key) is not None}
-    fields |= {key: value for key, value in record.items() if key not in HEAD and key not in TAIL}
-    fields |= {key: record[key] for key in TAIL[:-1] if key in record}
+    record = {key: value for key, value in (record | {"more": more or None}).items() if value is not None}
+    keys = [*(key for key in HEAD if key in record), *(key for key in record if key not in HEAD and key not in TAIL),
+            *(key for key in TAIL[:-1] if key in record)]
+    fields = {key: record[key] for key in keys}
     try:
         line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:  # a lone surrogate; \ud800 is the only way to write it
@@ -105,19 +107,20 @@ def to_line(record: dict, more: int) -> bytes:
 
 def from_line(line: bytes) -> dict:
     """The record of a line. Raises ValueError with the reason if the line is damaged."""
+    if len(line) > LONGEST:
+        raise ValueError(f"longer than {LONGEST >> 20} MB")
     try:
         record = json.loads(line)  # not JSON or not UTF-8: a ValueError too
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    reason = shape_error(record)
-    if reason:
+    if reason := shape_error(record):
         raise ValueError(reason)
     return complete(record)
 
 
 def parse(line: bytes, text: bool = True) -> dict:
-    """from_line() for a line that the index knows, in a third of the time: most of it are token ids, which numpy reads faster, if
-    they come last, as to_line() writes them. text=False: the response before them is left out unread."""
+    """from_line() for a line that the index knows, in a third of the time: most of it are token ids, which numpy reads faster,
+    if they come last, as to_line() writes them. text=False: the response before them is left out unread."""
     ids = line.rfind(_IDS)
     end = ids if text else line.find(_RESPONSE, 0, ids)
     if end < 0 or line.find(b"]", ids) != len(line) - 2:
@@ -133,50 +136,54 @@ def parse(line: bytes, text: bool = True) -> dict:
 
 def complete(record: dict) -> dict:
     """The record with tokens and digest as its content has them, whatever it says itself (a person may have edited it)."""
-    return record | {"reward": float(record["reward"]), "tokens": len(record["response_ids"]),
-                     "digest": text_digest(record["response"])}
+    return record | {"reward": float(record["reward"]), "tokens": len(record["response_ids"]), "digest": text_digest(record["response"])}
 
 
 def shape_error(record: object) -> str | None:
     """What is wrong with the form of a record, whatever it says; None if nothing."""
     if not isinstance(record, dict):
         return f"a record must be an object, found {type(record).__name__}"
-    for key in ESSENTIAL:
-        if record.get(key) is None:
-            return f'"{key}" is missing'
-    for key in ("question_id", "response", "finish_reason", "tokenizer", "source", "run"):
-        if not isinstance(record.get(key), (str, type(None))):
-            return f'"{key}" must be text, found {record[key]!r:.50}'
-    for key in ("reward", "sampler_logprob", "success_rate"):
-        value = record.get(key)
-        if value is not None and not (isinstance(value, (int, float)) and abs(value) < 1e30):  # 1e30: not NaN, fits float32
-            return f'"{key}" must be a finite number, found {value!r:.50}'
-    if type(record.get("step")) not in (int, type(None)) or not 0 <= (record.get("step") or 0) < 10**9:
-        return f'"step" must be a whole number, found {record["step"]!r:.50}'
-    ids = record["response_ids"]
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
-        return '"response_ids" must be a list of token ids'
-    return None
+    for keys, fits, form in _FORMS:
+        for key in keys:
+            value = record.get(key)
+            if value is None and key in ESSENTIAL:
+                return f'"{key}" is missing'
+            if value is not None and not fits(value):
+                return f'"{key}" must be {form}, found {value!r:.50}'
 
 
 @functools.lru_cache(4096)
-def kind_of(reward: float | bytes, finish_reason: str) -> int:
-    """An answer that was cut off is neither success nor failure: nobody knows how it would have ended."""
-    reward = float(reward)
-    return UNFIT if finish_reason not in ("stop", b'"stop"') else SUCCESS if reward == 1 else FAILURE if reward <= 0 else UNFIT
+def kind_of(reward: float | bytes, finish_reason: str | bytes) -> int:
+    """An answer that was cut off is neither success nor failure: nobody knows how it would have ended. (bytes: as in a line)"""
+    if finish_reason not in ("stop", b'"stop"'):
+        return UNFIT
+    return SUCCESS if float(reward) == 1 else FAILURE if float(reward) <= 0 else UNFIT
 
 
 def fingerprint(tokenizer) -> str:
     """A short hash of what decides token ids: vocabulary (added tokens too), merges, beginning and end ids.
 
     Padding and truncation settings are left out: programs change them at will and they do not touch a response's ids."""
-    parts = [sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])),
-             [tokenizer.bos_token_id, tokenizer.eos_token_id]]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        model = json.loads(backend.to_str())["model"]
-        parts.append([merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", [])])
+    parts = [sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0])), [tokenizer.bos_token_id, tokenizer.eos_token_id]]
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        merges = json.loads(backend.to_str())["model"].get("merges", [])
+        parts.append([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+class Codes(dict):
+    """Text -> its number in the index. Also looked up by the text as it stands in a line, with or without escapes."""
+
+    def __init__(self, names=(None,)):
+        super().__init__((name, code) for code, name in enumerate(names))
+        self.names = list(names)
+
+    def __missing__(self, raw: bytes) -> int:
+        text = json.loads(raw)
+        self[raw] = code = self.setdefault(text, len(self.names))
+        if code == len(self.names):
+            self.names.append(text)
+        return code
 
 
 @contextlib.contextmanager
@@ -204,25 +211,10 @@ def writer_lock(path: str, wait: float = 60.0):
         os.close(fd)
 
 
-class Codes(dict):
-    """Text -> its number in the index. Also looked up by the text as it stands in a line: with or without escapes."""
-
-    def __init__(self, names=(None,)):
-        super().__init__((name, code) for code, name in enumerate(names))
-        self.names = list(names)
-
-    def __missing__(self, raw: bytes) -> int:
-        text = json.loads(raw)
-        self[raw] = code = self.setdefault(text, len(self.names))
-        if code == len(self.names):
-            self.names.append(text)
-        return code
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The pool
 
-class Pool:
+class Pool(contextlib.AbstractContextManager):
     """The trajectories of one JSONL file.
 
     len(pool) counts the verified successes, pool.questions are the ids that have one. Options: `readonly` (the file must
@@ -230,25 +222,19 @@ class Pool:
     limit), `stop_ids` (ids that may end a response), `wait` (seconds for which an append waits for another writer).
 
     Readers take no lock. A writer holds an exclusive lock on the file during each append, so that several processes may
-    append to one pool; a reader hides an append that is under way and shows it as a whole when it is done.
-    """
+    append to one pool; a reader hides an append that is under way and shows it as a whole when it is done."""
 
     def __init__(self, path, *, readonly=False, tokenizer=None, max_tokens=None, stop_ids=None, wait=60.0):
-        self.path, self.readonly = os.fspath(path), readonly
-        self.tokenizer, self.max_tokens, self.wait = tokenizer, max_tokens, wait
+        self.path, self.readonly, self.tokenizer, self.max_tokens, self.wait = os.fspath(path), readonly, tokenizer, max_tokens, wait
         self.stop_ids = None if stop_ids is None else set(stop_ids)
         self._fd, self._warned = None, set()
-        if readonly and not os.path.exists(self.path):
-            raise InputError(f"{self.path}: no such pool; make one with `python rlep.py collect` or "
-                             "`python replay.py import`")
         if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise InputError(f"{self.path} {'is a folder' if os.path.isdir(self.path) else 'is no file'}; a pool is a .jsonl file")
+        if readonly and not os.path.exists(self.path):
+            raise InputError(f"{self.path}: no such pool; make one with `python rlep.py collect` or `python replay.py import`")
         self._forget()
         self.refresh()
         self._save_index()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()
@@ -257,15 +243,18 @@ class Pool:
         """Keep the index of what was appended; the pool itself is always on disk already."""
         if self._fd is not None:
             self._save_index()
-            os.close(self._fd)
-            self._fd = None
+        self.__del__()
 
     def __del__(self):
         if getattr(self, "_fd", None) is not None:
             os.close(self._fd)
+            self._fd = None
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self._rows["kind"] == SUCCESS))
+
+    def __contains__(self, question_id: str) -> bool:
+        return len(self._candidates(question_id)) > 0
 
     @property
     def failures(self) -> int:
@@ -277,9 +266,6 @@ class Pool:
         """Ids of the questions with at least one success, in the order in which they entered."""
         codes, first = np.unique(self._rows["question"][self._rows["kind"] == SUCCESS], return_index=True)
         return [self._codes.names[code] for code in codes[np.argsort(first)]]
-
-    def __contains__(self, question_id: str) -> bool:
-        return len(self._candidates(question_id)) > 0
 
     # -- draw -----------------------------------------------------------------------------------------------------------
 
@@ -294,14 +280,12 @@ class Pool:
         repeats:  with fewer than m distinct texts, go round them again instead of giving fewer.
         failures: draw from the stored wrong answers instead.
         run, max_age: see append(); records that this run sampled count only from the next step on, for max_age steps.
-        text:     False leaves out `response`, which takes a third of the time to read; training needs the ids only.
-        """
+        text:     False leaves out `response`, which saves an eighth of the time; training needs the ids only."""
         found = self._candidates(question_id, failures, step, run, max_age)
         if len(found) == 0 or m < 1:
             return []
-        seed_key = hashlib.blake2b(f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass"),
-                                   digest_size=8).digest()
-        keys = self._rows["digest"][found] ^ np.frombuffer(seed_key, "<u8")
+        seed_key = f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass")
+        keys = self._rows["digest"][found] ^ np.frombuffer(hashlib.blake2b(seed_key, digest_size=8).digest(), "<u8")
         for shift, factor in _MIX:
             keys ^= keys >> shift
             keys *= factor
@@ -358,7 +342,7 @@ class Pool:
 
     def _read(self, question_id: str, number: int, text: bool) -> dict:
         """The record of an index row."""
-        offset, _, length, _, tokens, *_ = self._rows[number].item()
+        offset, length, tokens = (self._rows[field].item(number) for field in ("offset", "length", "tokens"))
         try:
             record = parse(os.pread(self._fd, length, offset), text)
             if record["question_id"] != question_id or len(record["response_ids"]) != tokens:
@@ -373,24 +357,22 @@ class Pool:
 
     def refusal(self, record: dict, allow_failed: bool = False) -> str | None:
         """Why this record may not enter the pool; None if it may."""
-        reason = shape_error(record)
-        if reason:
+        if reason := shape_error(record):
             return reason
-        kind, ids = kind_of(record["reward"], record["finish_reason"]), record["response_ids"]
+        reward, finish_reason, ids, tokenizer = (record.get(key) for key in ("reward", "finish_reason", "response_ids", "tokenizer"))
         mine = {self.tokenizer} if self.tokenizer else self._tokenizers
-        if record["finish_reason"] != "stop":
-            return f'not ended: finish_reason is {record["finish_reason"]!r}, only answers that ended by themselves enter ("stop")'
-        if kind == UNFIT or (kind == FAILURE and not allow_failed):
-            return f"not verified: reward is {record['reward']}, only verified successes (reward 1) enter"
+        if finish_reason != "stop":
+            return f'not ended: finish_reason is {finish_reason!r}, only answers that ended by themselves enter ("stop")'
+        if kind_of(reward, "stop") not in ((SUCCESS, FAILURE) if allow_failed else (SUCCESS,)):
+            return f"not verified: reward is {reward}, only verified successes (reward 1) enter"
         if not ids:
             return "empty: no response_ids"
         if self.max_tokens is not None and len(ids) > self.max_tokens:
             return f"too long: {len(ids)} tokens, the response limit is {self.max_tokens}"
         if self.stop_ids is not None and ids[-1] not in self.stop_ids:
             return f"no stop id: the last id is {ids[-1]}, a response ends with one of {sorted(self.stop_ids)}"
-        if record.get("tokenizer") and mine and record["tokenizer"] not in mine:
-            return f"other tokenizer: its ids are of {record['tokenizer']}, the pool's of {', '.join(sorted(mine))}"
-        return None
+        if tokenizer and mine and tokenizer not in mine:
+            return f"other tokenizer: its ids are of {tokenizer}, the pool's of {', '.join(sorted(mine))}"
 
     def knows(self, question_id: str, text: str) -> bool:
         """Is this text in the pool for this question, as a success or a failure?"""
@@ -404,33 +386,33 @@ class Pool:
         the earlier records as they were. allow_failed: wrong answers (reward <= 0) may enter, for draw(failures=True).
         once: leave out records that are there already with the same run, step, question and text. A training that grows
         its pool passes once=True and records with `run` and `step`: after a crash the repeated steps then add nothing
-        twice, and as draw(run=...) sees only earlier steps, the resumed run draws what an uninterrupted one would.
-        """
+        twice, and as draw(run=...) sees only earlier steps, the resumed run draws what an uninterrupted one would."""
         if self.readonly:
             raise InputError(f"{self.path} was opened with readonly=True")
-        ready = []
         for number, record in enumerate(records):
-            if isinstance(record, dict) and hasattr(record.get("response_ids"), "tolist"):  # a numpy array
-                record = record | {"response_ids": record["response_ids"].tolist()}
-            reason = self.refusal(record, allow_failed)
-            if reason:
+            if reason := self.refusal(record, allow_failed):
                 question = record.get("question_id") if isinstance(record, dict) else None
-                raise InputError(f"{self.path}: record {number} of {len(records)} (question {question!r}) is refused: {reason}; "
+                raise InputError(f"{self.path}: record {number} of {len(records)} (question {question!r:.80}) is refused: {reason}; "
                                  "nothing of this append was written")
-            ready.append(complete(record) | {"tokenizer": record.get("tokenizer") or self.tokenizer})
-        if not ready:
+        records = [complete(record) | {"tokenizer": record.get("tokenizer") or self.tokenizer} for record in records]
+        if not records:
             return 0
         with writer_lock(self.path, self.wait) as fd:
             self.refresh(_locked=True)
-            torn = os.fstat(fd).st_size - self._end
-            if torn:
+            if torn := os.fstat(fd).st_size - self._end:
                 print(f"{self.path}: removed a torn last line of {torn} bytes (left by a writer that was killed)", file=sys.stderr)
                 self._cut(fd)
             if once:
-                ready = self._unseen(ready)
-            if ready:
-                self._write(fd, b"".join(to_line(r, len(ready) - 1 - i) for i, r in enumerate(ready)))
-        return len(ready)
+                records = self._unseen(records)
+            try:
+                lines = [to_line(record, more) for more, record in zip(reversed(range(len(records))), records)]
+            except (ValueError, TypeError, RecursionError) as error:  # NaN, a set, ... among the keys that the caller added
+                raise InputError(f"{self.path}: a record cannot be written as JSON ({error}); nothing of this append was written") from None
+            if (longest := max(map(len, lines), default=0)) > LONGEST:
+                raise InputError(f"{self.path}: a record of {longest >> 20} MB is too long; nothing of this append was written")
+            if lines:
+                self._write(fd, b"".join(lines))
+        return len(records)
 
     def _cut(self, fd: int) -> None:
         """Cut the file back to what is indexed."""
@@ -456,13 +438,12 @@ class Pool:
         """The records that the pool does not hold yet; copies count, so that a text sampled twice stays there twice."""
         there, new = {}, []
         for record in records:
-            question = record["question_id"]
+            question, step = record["question_id"], record.get("step")
             if question not in there:
                 rows = self._rows[self._rows["question"] == self._codes.get(question, -1)]
                 there[question] = Counter(zip(*(rows[field].tolist() for field in ("digest", "run", "step"))))
-            step = record.get("step")
             key = (int(record["digest"], 16), self._codes.get(record.get("run"), -1), NO_STEP if step is None else step)
-            if there[question][key]:
+            if there[question][key] > 0:
                 there[question][key] -= 1
             else:
                 new.append(record)
@@ -481,41 +462,36 @@ class Pool:
             return 0
         before = len(self._rows)
         if self._fd is None or not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):  # new, or replaced by a repair
-            old, before = self._fd, 0
+            self.__del__()
             try:
                 self._fd = os.open(self.path, os.O_RDONLY)
             except OSError as error:
                 raise InputError(f"{self.path}: cannot read the pool ({error.strerror})") from None
-            if old is not None:
-                os.close(old)
+            before = 0
             self._forget()
             self._load_index()
         stat = os.fstat(self._fd)
         if (stat.st_size, stat.st_mtime_ns) != (self._end, self._mtime):
-            if self._end and (stat.st_size <= self._end or self._tail_hash() != self._tail):
-                self._forget()  # changed, not only grown
+            if self._end and (stat.st_size <= self._end or self._tail_hash() != self._tail):  # changed, not only grown
                 before = 0
+                self._forget()
             self._index_lines(hide_unfinished=not _locked)
             if not _locked and self._end < os.fstat(self._fd).st_size:
-                self._index_end()
+                # Something is unfinished at the end: an append that is under way, or what a killed writer left. A shared lock
+                # tells. If a writer is at work it is refused, and the append shows, as a whole, at a later refresh. If none
+                # is, the complete lines among it are as good as any.
+                with open(self.path, "rb") as probe, contextlib.suppress(BlockingIOError):
+                    fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    self._index_lines(hide_unfinished=False)
+                    torn = os.fstat(self._fd).st_size - self._end
+                    self._tell(torn, f"the last line is torn ({torn} bytes of a writer that was killed); the next append removes it")
             self._tail, self._by_question = self._tail_hash(), {}
         self._check_content(self._rows[before:])
         return len(self._rows) - before
 
-    def _index_end(self) -> None:
-        """Something is unfinished at the end: an append that is under way, or what a killed writer left. A shared lock tells.
-        If a writer is at work it is refused, and the append shows, as a whole, at a later refresh. If none is, the complete
-        lines among it are as good as any."""
-        with open(self.path, "rb") as probe, contextlib.suppress(BlockingIOError):
-            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._index_lines(hide_unfinished=False)
-            torn = os.fstat(self._fd).st_size - self._end
-            self._tell(torn, f"the last line is torn ({torn} bytes of a writer that was killed); the next append removes it")
-
     def _index_lines(self, hide_unfinished: bool) -> None:
         """Add the lines from self._end on to the index; an append that is not complete only if not hide_unfinished."""
-        stat = os.fstat(self._fd)
-        chunks, rows, damaged = [], [], []
+        stat, chunks, rows, damaged = os.fstat(self._fd), [], [], []
         batch_start, more_before = self._end, 0
         for offset, block, begin, end in self._lines(self._end, stat.st_size, last=not hide_unfinished):
             try:
@@ -546,24 +522,20 @@ class Pool:
     def _lines(self, start: int, stop: int, last: bool):
         """(offset in the file, block, begin and end in the block) of every line with a newline between two bytes of the file;
         leaves self._position after them. last: a last line without a newline counts too if it is whole, that is, if it parses."""
-        size, block, begin, large = 1 << 20, b"", 0, stop - start > 1 << 28
-        # No bar for small reads, not even a disabled one: tqdm takes a lock that processes share after a fork, and a
-        # child that is killed while it holds that lock stops its parent for good.
-        with tqdm(total=stop - start, unit="B", unit_scale=True, desc="indexing", disable=None) if large else contextlib.nullcontext() as bar:
-            while start < stop:
-                os.posix_fadvise(self._fd, start, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
-                block, begin = os.pread(self._fd, min(size, stop - start), start), 0
-                while (end := block.find(b"\n", begin)) >= 0:
-                    yield start + begin, block, begin, end
-                    begin = end + 1
-                if len(block) < min(size, stop - start) or start + len(block) == stop:  # cut shorter by someone, or done
-                    break
-                size = size if begin else 4 * size  # a line longer than the block
-                if size > LONGEST:
-                    raise InputError(f"{self.path}: byte {start}: no end of line in {len(block) >> 20} MB; this is no pool")
-                start += begin
-                if bar is not None:
-                    bar.update(begin)
+        size, block, begin = 1 << 20, b"", 0
+        self._tell(stop - start > 1 << 30, f"indexing {(stop - start) / 1e9:.1f} GB")
+        while start < stop:
+            os.posix_fadvise(self._fd, start, 1 << 25, os.POSIX_FADV_WILLNEED)  # the disk reads on while we look at it
+            block, begin = os.pread(self._fd, min(size, stop - start), start), 0
+            while (end := block.find(b"\n", begin)) >= 0:
+                yield start + begin, block, begin, end
+                begin = end + 1
+            if len(block) < min(size, stop - start) or start + len(block) == stop:  # cut shorter by someone, or done
+                break
+            size = size if begin else 4 * size  # a line longer than the block
+            if size > 4 * LONGEST:
+                raise InputError(f"{self.path}: no line ends within {len(block) >> 20} MB after byte {start}; this is no pool")
+            start += begin
         if last and block[begin:].strip():
             with contextlib.suppress(ValueError):
                 from_line(block[begin:])
@@ -584,17 +556,15 @@ class Pool:
 
     def _check_content(self, rows: np.ndarray) -> None:
         """Refuse ids of another tokenizer; tell what else a user should know of these new rows."""
-        uses = np.bincount(rows["tokenizer"], minlength=1)
+        uses, see = np.bincount(rows["tokenizer"], minlength=1), f"see `python replay.py check {self.path}`"
         self._tokenizers |= {self._codes.names[code] for code in np.flatnonzero(uses)} - {None}
         if self.tokenizer:
             for name in self._tokenizers - {self.tokenizer}:
                 count = np.count_nonzero(self._rows["tokenizer"] == self._codes[name])
-                raise InputError(f"{self.path}: {count} of {len(self._rows)} trajectories hold ids of another tokenizer "
-                                 f"({name}, the model has {self.tokenizer}); convert the pool with `python replay.py import "
-                                 f"{self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
+                raise InputError(f"{self.path}: {count} of {len(self._rows)} trajectories hold ids of another tokenizer ({name}, the model "
+                                 f"has {self.tokenizer}); convert: `python replay.py import {self.path} --pool=NEW.jsonl --tokenizer=MODEL`")
             self._tell(uses[0], f"{uses[0]} trajectories do not say their tokenizer; their ids are taken to be the model's")
         unfit = np.count_nonzero(rows["kind"] == UNFIT)
-        see = f"see `python replay.py check {self.path}`"
         self._tell(self._damaged, f"{self._damaged} damaged lines are left out; {see}")
         self._tell(unfit, f"{unfit} records are no verified, finished answers and are never drawn; {see}")
 
@@ -617,7 +587,7 @@ class Pool:
                 rows = np.asarray(np.memmap(file, ROW, "r", offset=file.tell(), shape=(header["rows"],)))
             if crc.decode() != f"{zlib.crc32(rows.view(np.uint8), zlib.crc32(line)):08x}" or header["layout"] != str(ROW.descr):
                 return
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
             return  # none, or not whole, or of another version: the pool itself is what counts
         stat, self._end = os.fstat(self._fd), header["end"]
         same = stat.st_size == self._end and stat.st_mtime_ns == header["mtime"]
@@ -632,8 +602,8 @@ class Pool:
         """Write the index to a temporary name and rename it. That a folder cannot be written to is no error."""
         if len(self._rows) == self._saved:
             return
-        header = {"layout": str(ROW.descr), "rows": len(self._rows), "end": self._end, "mtime": self._mtime,
-                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged, "names": self._codes.names}
+        header = {"layout": str(ROW.descr), "rows": len(self._rows), "end": self._end, "mtime": self._mtime, "names": self._codes.names,
+                  "inode": os.fstat(self._fd).st_ino, "tail": self._tail.hex(), "damaged": self._damaged}
         line, rows = json.dumps(header).encode(), self._rows.view(np.uint8)
         line += b" " * (-(len(line) + 9) % 64) + b"\n"  # the rows are mapped: keep them aligned
         temporary = f"{self.path}.index.{os.getpid()}"
@@ -651,7 +621,6 @@ class Pool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The command line
 
-BATCH = 4096  # records verified and appended at a time
 VERDICT = {True: "right", False: "wrong answer", None: "gold answer not readable"}
 
 
@@ -660,7 +629,7 @@ def say(text: str) -> None:
     print(re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], text))
 
 
-def batches(items, size: int = BATCH):
+def batches(items, size: int = 4096):
     items = iter(items)
     while batch := list(itertools.islice(items, size)):
         yield batch
@@ -675,7 +644,7 @@ def verify_records(records: list[dict], workers: int) -> list[bool | None]:
 def check(options) -> int:
     """Read every line in full and list the faults with their line numbers; exit code 1 if there are any."""
     if not os.path.isfile(options.pool):
-        raise InputError(f"{options.pool}: no such pool")
+        raise InputError(f"{options.pool}: no pool (a .jsonl file) there")
     lines = total = unverifiable = 0
     for batch in batches(file_lines(options.pool)):
         found = [(number, *inspect_line(line)) for number, line in batch]
@@ -714,8 +683,7 @@ def inspect_line(line: bytes) -> tuple[dict | None, list[str]]:
     except ValueError as error:
         return None, [f"damaged: {error}"]
     if kind_of(record["reward"], record["finish_reason"]) == UNFIT or not record["response_ids"]:
-        return None, [f"may not be in a pool: reward {record['reward']:g}, finish_reason {record['finish_reason']!r}, "
-                      f"{record['tokens']} tokens"]
+        return None, ["may not be in a pool: reward {reward:g}, finish_reason {finish_reason!r}, {tokens} tokens".format(**record)]
     faults = [f"{key} is {stored[key]!r}, its content gives {record[key]!r} (edited by hand?)"
               for key in ("tokens", "digest") if stored.get(key) not in (None, record[key])]
     return record, faults + ([] if line.endswith(b"\n") else ["no newline at the end"])
@@ -744,46 +712,45 @@ def repair(path: str) -> None:
 def stats(options) -> int:
     """What is in the pool, from its index alone."""
     with Pool(options.pool, readonly=True) as pool:
-        rows = pool._rows[pool._rows["kind"] == SUCCESS]
-        say(f"{options.pool}: {len(pool.questions)} questions, {len(rows)} trajectories, {pool.failures} failures, "
+        rows, questions, names = pool._rows[pool._rows["kind"] == SUCCESS], pool.questions, pool._codes.names
+        say(f"{options.pool}: {len(questions)} questions, {len(rows)} trajectories, {pool.failures} failures, "
             f"{os.path.getsize(options.pool) / 1e6:.1f} MB")
-        if len(rows) == 0:
-            return 0
-        rows = rows[np.lexsort((rows["digest"], rows["question"]))]
-        new_text = np.append(True, (np.diff(rows["question"]) != 0) | (np.diff(rows["digest"]) != 0))
-        each, distinct = (np.unique(those["question"], return_counts=True)[1] for those in (rows, rows[new_text]))
-        print(f"distinct trajectories: {distinct.sum()}\n\nper question  questions (all)  questions (distinct only)")
-        for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 1 << 31)):
-            label = f"{low}" if low == high else f"{low}-{high}" if high < 1 << 31 else f"{low} and more"
-            all_, different = (np.sum((counts >= low) & (counts <= high)) for counts in (each, distinct))
-            print(f"{label:>12}  {all_:>15}  {different:>25}")
-        low, median, high = np.percentile(rows["tokens"], (5, 50, 95))
-        print(f"\ntokens: mean {rows['tokens'].mean():.0f}, median {median:.0f}, 5% below {low:.0f}, 5% above {high:.0f}, "
-              f"longest {rows['tokens'].max()}\nwith log-probs: {np.sum(~np.isnan(rows['logprob']))}")
-        for field in ("source", "tokenizer", "run"):
-            for code, count in zip(*np.unique(rows[field], return_counts=True)):
-                say(f"{field} {pool._codes.names[code] or '(not given)'}: {count}")
-        if options.data:
-            wanted, there = {question["id"] for question in load_questions(options.data)}, set(pool.questions)
-            print(f"coverage of {options.data}: {len(wanted & there)} of {len(wanted)} questions "
-                  f"({len(wanted & there) / len(wanted):.1%}); {len(there - wanted)} questions of the pool are not in it")
+    if len(rows) == 0:
+        return 0
+    rows = rows[np.lexsort((rows["digest"], rows["question"]))]
+    new_text = np.append(True, (np.diff(rows["question"]) != 0) | (np.diff(rows["digest"]) != 0))
+    each, distinct = (np.unique(those["question"], return_counts=True)[1] for those in (rows, rows[new_text]))
+    print(f"distinct trajectories: {distinct.sum()}\n\nper question  questions (all)  questions (distinct only)")
+    for low, high in ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, np.inf)):
+        label = f"{low}" if low == high else f"{low}-{high}" if high < np.inf else f"{low} and more"
+        all_, different = (np.sum((counts >= low) & (counts <= high)) for counts in (each, distinct))
+        print(f"{label:>12}  {all_:>15}  {different:>25}")
+    low, median, high = np.percentile(rows["tokens"], (5, 50, 95))
+    print(f"\ntokens: mean {rows['tokens'].mean():.0f}, median {median:.0f}, 5% below {low:.0f}, 5% above {high:.0f}, "
+          f"longest {rows['tokens'].max()}\nwith log-probs: {np.sum(~np.isnan(rows['logprob']))}")
+    for field in ("source", "tokenizer", "run"):
+        for code, count in zip(*np.unique(rows[field], return_counts=True)):
+            say(f"{field} {names[code] or '(not given)'}: {count}")
+    if options.data:
+        wanted, there = {question["id"] for question in load_questions(options.data)}, set(questions)
+        print(f"coverage of {options.data}: {len(wanted & there)} of {len(wanted)} questions "
+              f"({len(wanted & there) / len(wanted):.1%}); {len(there - wanted)} questions of the pool are not in it")
     if options.plot:
-        plot_pool(options.plot, os.path.basename(options.pool), each, distinct, rows["tokens"])
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+        left.hist([each, distinct], np.arange(0.5, each.max() + 1.6, max(1, each.max() // 32)), label=["all", "distinct"])
+        left.set(xlabel="trajectories per question", ylabel="questions", title=os.path.basename(options.pool))
+        left.legend()
+        right.hist(rows["tokens"], 60)
+        right.set(xlabel="tokens per trajectory", ylabel="trajectories", title=f"{len(rows)} trajectories")
+        try:
+            figure.savefig(options.plot, dpi=120)
+        except ValueError as error:
+            raise InputError(f"--plot={options.plot}: {error}") from None
+        print(f"picture: {options.plot}")
     return 0
-
-
-def plot_pool(out: str, title: str, each: np.ndarray, distinct: np.ndarray, tokens: np.ndarray) -> None:
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    left.hist([each, distinct], np.arange(0.5, each.max() + 1.6, max(1, each.max() // 32)), label=["all", "distinct"])
-    left.set(xlabel="trajectories per question", ylabel="questions", title=title)
-    left.legend()
-    right.hist(tokens, 60)
-    right.set(xlabel="tokens per trajectory", ylabel="trajectories", title=f"{len(tokens)} trajectories")
-    figure.savefig(out, dpi=120)
-    print(f"picture: {out}")
 
 
 def show(options) -> int:
@@ -791,14 +758,13 @@ def show(options) -> int:
     with Pool(options.pool, readonly=True) as pool:
         records = pool.draw(options.question, max(1, options.number), options.seed, step=0, failures=options.failures)
         if not records:
-            near = difflib.get_close_matches(options.question, pool.questions)
-            raise InputError(f"{options.pool}: no trajectory of question {options.question!r}"
-                             + (f"; did you mean {' or '.join(near)}?" if near else ""))
+            near = " or ".join(difflib.get_close_matches(options.question, pool.questions))
+            raise InputError(f"{options.pool}: no trajectory of question {options.question!r}" + (near and f"; did you mean {near}?"))
         say(f"question {options.question}, {pool.count(options.question, options.failures)} distinct trajectories\n"
             f"problem: {records[0].get('problem', '(not stored)')}\ngold answer: {records[0].get('answer', '(not stored)')}")
-        for number, record in enumerate(records, 1):
-            small = [f"{key} {record[key]}" for key in record if key not in (*TAIL, "question_id", "digest")]
-            say(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
+    for number, record in enumerate(records, 1):
+        small = [f"{key} {record[key]}" for key in record if key not in (*TAIL, "question_id", "digest")]
+        say(f"\n--- {number}: {', '.join(small)}\n{record['response']}")
     return 0
 
 
@@ -807,12 +773,11 @@ def import_source(options) -> int:
     counts, tokenizer, stops = Counter(), None, None
     if options.tokenizer:
         tokenizer, options.stop_id, stops = load_tokenizer(options.tokenizer, options.stop_id)
-    with Pool(options.pool, tokenizer=tokenizer and fingerprint(tokenizer), max_tokens=options.max_tokens,
-              stop_ids=stops) as pool:
+    with Pool(options.pool, tokenizer=tokenizer and fingerprint(tokenizer), max_tokens=options.max_tokens, stop_ids=stops) as pool:
         for batch in batches(tqdm(source_records(options.source), unit=" answers", disable=None)):
             counts += import_batch(pool, batch, tokenizer, options)
         if not counts:
-            raise InputError(f"{options.source}: holds no answers; see `python replay.py import --help` for the layouts")
+            raise InputError(f"{options.source}: holds no answers; see `python replay.py --help` for the layouts")
         say(f"{options.source}: {sum(counts.values())} answers")
         for outcome, count in counts.most_common():
             say(f"  {count:>8}  {outcome}")
@@ -824,8 +789,7 @@ def source_records(source: str):
     """One record per answer of a source: whole ones from a pool, without ids from published data sets and jsonl."""
     for where, row in read_rows(source):
         if isinstance(row, dict) and "response_ids" in row:
-            reason = shape_error(row)
-            if reason:
+            if reason := shape_error(row):
                 raise InputError(f"{where}: {reason}; run `python replay.py check {source}`")
             yield complete(row)
             continue
@@ -841,6 +805,8 @@ def source_records(source: str):
 def import_batch(pool: Pool, batch: list[dict], tokenizer, options) -> Counter:
     """Append what may enter of these records; how many had which outcome. Only texts that are new for their question."""
     counts, fit, seen = Counter(), [], set()
+    if tokenizer is None and not all("response_ids" in record for record in batch):
+        raise InputError(f"{options.source}: answers without token ids; give --tokenizer=FOLDER of the model to train on them")
     for record, right in zip(batch, itertools.repeat(True) if options.no_verify else verify_records(batch, options.workers)):
         key = record["question_id"], record["response"]
         if not record["response"].strip():
@@ -864,31 +830,30 @@ def import_batch(pool: Pool, batch: list[dict], tokenizer, options) -> Counter:
 def tokenize_records(records: list[dict], pool: Pool, tokenizer, options) -> None:
     """Give ids to records that have none, or have another tokenizer's; these end with the stop id. The sampler's log-probs
     belong to the old ids and go with them."""
-    texts = [r for r in records if "response_ids" not in r or (tokenizer and r.get("tokenizer") != pool.tokenizer)]
-    if texts and tokenizer is None:
-        raise InputError(f"{options.source}: answers without token ids; give --tokenizer=FOLDER of the model that is to be "
-                         "trained on them")
-    if texts:
-        stop = options.stop_id
-        words = [r["response"].removesuffix(tokenizer.decode([stop])) for r in texts]
-        for record, ids in zip(texts, tokenizer(words, add_special_tokens=False)["input_ids"]):
-            record |= {"response_ids": ids + [stop], "tokenizer": pool.tokenizer, "sampler_logprob": None}
+    records = [r for r in records if tokenizer and ("response_ids" not in r or r.get("tokenizer") != pool.tokenizer)]
+    if records:
+        words = [r["response"].removesuffix(tokenizer.decode([options.stop_id])) for r in records]
+        try:
+            encoded = tokenizer(words, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # the tokenizers library raises nothing more special
+            raise InputError(f"--tokenizer={options.tokenizer} cannot encode answers of {options.source}: {error}") from None
+        for record, ids in zip(records, encoded):
+            record |= {"response_ids": ids + [options.stop_id], "tokenizer": pool.tokenizer, "sampler_logprob": None}
 
 
 def load_tokenizer(folder: str, stop_id: int | None):
     """(tokenizer, the id to end imported answers with, all ids that may end an answer). Those are the tokenizer's and the
     generation config's, which differ for some base models; the first one is the tokenizer's, unless --stop_id says else."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, GenerationConfig
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise InputError(f"--tokenizer={folder}: {str(error).splitlines()[0]}") from None
-    stops, generation = [tokenizer.eos_token_id], os.path.join(folder, "generation_config.json")
-    if os.path.exists(generation):
-        with open(generation) as file:
-            more = json.load(file).get("eos_token_id")
-        stops += more if isinstance(more, list) else [more]
-    stops = set(stops) - {None}
+    stops = {tokenizer.eos_token_id}
+    with contextlib.suppress(OSError):  # none there
+        more = GenerationConfig.from_pretrained(folder).eos_token_id
+        stops |= set(more if isinstance(more, list) else [more])
+    stops.discard(None)
     stop = tokenizer.eos_token_id if stop_id is None else stop_id
     if stop is None or (stops and stop not in stops):
         raise InputError(f"--stop_id={stop_id}: give one of those that end an answer: {sorted(stops) or 'the folder names none'}")
@@ -904,19 +869,19 @@ def export(options) -> int:
     text, message = pyarrow.string(), pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})
     reward = pyarrow.struct({"ground_truth": text, "style": text, "candidates": pyarrow.list_(text)})
     schema = pyarrow.schema({"data_source": text, "prompt": pyarrow.list_(message), "ability": text, "reward_model": reward,
-                             "extra_info": pyarrow.struct({"index": text}), "id": text})  # "id" is ours, so that it comes back on import
+                             "extra_info": pyarrow.struct({"index": text}), "id": text})  # "id" is ours: it comes back on import
     temporary, total = options.out + ".tmp", 0
     with Pool(options.pool, readonly=True) as pool:
         questions = load_questions(options.data) if options.data else [{"id": name} for name in pool.questions]
         with parquet.ParquetWriter(temporary, schema) as writer:
-            for batch in batches(tqdm(questions, unit=" questions", disable=None), 64):  # small row groups: readers hold one in memory
+            for batch in batches(tqdm(questions, unit=" questions", disable=None), 64):  # readers hold a row group in memory
                 rows = []
                 for question in batch:
                     records = pool.draw(question["id"], pool.count(question["id"]), seed=0, step=0)
                     question = (records[0] if records else {}) | question
                     if not question.get("problem") or not question.get("answer"):
-                        raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or "
-                                         "answer; give --data=QUESTIONS")
+                        raise InputError(f"{options.pool}: question {question['id']!r} is stored without its problem or answer; "
+                                         "give --data=QUESTIONS")
                     prompt = question.get("prompt") or INSTRUCTION[0] + question["problem"] + INSTRUCTION[1]
                     total += len(records)
                     rows.append({"data_source": question.get("source") or "rlep", "ability": "math", "id": question["id"],
@@ -924,7 +889,11 @@ def export(options) -> int:
                                  "reward_model": {"ground_truth": question["answer"], "style": "rule",
                                                   "candidates": [record["response"] for record in records]},
                                  "extra_info": {"index": question["id"]}})
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                try:
+                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                except UnicodeEncodeError as error:
+                    raise InputError(f"{options.pool}: question {batch[0]['id']!r:.50} or one of the next {len(batch) - 1} holds "
+                                     f"{error.object[error.start]!r}, which is no Unicode and has no place in a parquet file") from None
     os.replace(temporary, options.out)
     print(f"{options.out}: {len(questions)} questions, {total} candidates (distinct texts)")
     return 0
@@ -948,13 +917,11 @@ def main(arguments: list[str] | None = None) -> int:
                 sub.add_argument(f"--{key}", type=form, default=default, help=words, required=key == "pool")
 
     workers = (os.cpu_count(), "verifier processes (default: all cores)")
-    command("stats", stats, "pool", data=(str, "data set (as for rlep.py) whose coverage to tell"),
-            plot=(str, "draw the histograms into this png"))
+    command("stats", stats, "pool", data=(str, "data set (as for rlep.py) whose coverage to tell"), plot=(str, "picture to draw"))
     command("show", show, "pool", "question", number=(3, "how many (default 3)"), seed=(0, "another seed, other trajectories"),
             failures=(False, "stored wrong answers instead"))
     command("check", check, "pool", verify=(False, "verify the stored answers again, list the disagreements"), workers=workers,
-            repair=(False, "replace the pool by a clean copy, keep the old file beside it"),
-            number=(20, "list at most so many faults (default 20)"))
+            repair=(False, "replace the pool by a clean copy, keep the old file beside it"), number=(20, "list at most so many (default 20)"))
     command("import", import_source, "source", pool=(str, "append to this pool"), workers=workers,
             tokenizer=(str, "the model's folder; needed for answers that are text"),
             stop_id=(int, "id that ends the answers (default: the tokenizer's eos)"),
@@ -965,6 +932,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.function(options)
+    except BrokenPipeError:  # e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (InputError, OSError) as error:  # OSError: a full disk, a folder that is not there
         print(f"error: {error}", file=sys.stderr)
         return 2

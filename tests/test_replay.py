@@ -124,6 +124,9 @@ def test_missing_pools_and_folders(tmp_path, path):
         Pool(path, readonly=True)
     with pytest.raises(InputError, match="is a folder"):
         Pool(tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="is no file"):
+        Pool(tmp_path / "fifo")
     Pool(path).append([record()])
     with pytest.raises(InputError, match="readonly"):
         Pool(path, readonly=True).append([record()])
@@ -281,6 +284,45 @@ def test_damaged_lines_are_left_out_and_told(path, capsys):
     assert "4 damaged lines are left out" in capsys.readouterr().err
     pool.append([record(number=5)])
     assert len(pool) == len(Pool(path)) == 3
+
+
+@pytest.mark.parametrize("change", [  # of the line's bytes: what comes first is replaced
+    (b"{", b"\xef\xbb\xbf{"),  # a byte order mark
+    (b"}\n", b"}\r\n"), (b"[5,6,2]}", b"[5, 6,  2], \"z\": [1]}"), (b'"response": "', b'"x": {"a": 1, "response": "no"}, "response": "'),
+    (b'"response": "', b'"response_ids": [1], "response": "')])  # twice: the last counts, as in any JSON
+def test_unusual_lines_are_read_as_json_reads_them(path, change):
+    line = replay.to_line(replay.complete(record()), 0).replace(*change, 1)
+    Path(path).write_bytes(line)
+    expected = json.loads(line)
+    for text in (True, False):
+        drawn, = Pool(path).draw("q1", 1, 0, 0, text=text)
+        assert all(drawn[key] == expected[key] for key in expected if text or key != "response")
+        assert drawn["response_ids"] == [5, 6, 2] and drawn.get("response", "") in ("", expected["response"])
+
+
+def test_nesting_without_end_is_damage(path, capsys):
+    deep = b"[" * 100_000 + b"]" * 100_000
+    good = replay.to_line(replay.complete(record()), 0)
+    Path(path).write_bytes(good + deep + b"\n" + good.replace(b'"q1"', b'"q2"').replace(b'"answer"', b'"x": ' + deep + b', "answer"'))
+    pool = Pool(path)
+    assert "1 damaged lines" in capsys.readouterr().err and len(pool.draw("q1", 2, 0, 0)) == 1
+    for text in (True, False):
+        with pytest.raises(InputError, match="does not hold the trajectory.*check"):
+            pool.draw("q2", 1, 0, 0, text=text)
+
+
+def test_a_record_that_could_not_be_read_back_does_not_enter(path, monkeypatch):
+    monkeypatch.setattr(replay, "LONGEST", 1 << 20)
+    pool = Pool(path)
+    pool.append([record(number=0), record(number=1, response="x" * 1_000_000)])
+    for bad, reason in ((record(number=2, response="x" * 3_000_000), "a record of 2 MB is too long"),
+                        (record(number=3, extra=float("nan")), "as JSON"), (record(number=4, extra={1, 2}), "as JSON")):
+        with pytest.raises(InputError, match=reason):
+            pool.append([record(number=9), bad])
+    assert len(pool) == len(Pool(path)) == 2 and len(Pool(path).draw("q1", 9, 0, 0)) == 2
+    Path(path + "2").write_bytes(b"x" * (5 << 20))
+    with pytest.raises(InputError, match="no line ends within 4 MB after byte 0; this is no pool"):
+        Pool(path + "2")
 
 
 # -- index ------------------------------------------------------------------------------------------------------------

@@ -230,8 +230,25 @@ def test_import_of_real_answers(at, tokenizers, capsys):
     run(capsys, "check", "p.jsonl", "--verify", "--workers=2")
 
 
+def test_hostile_answers(at, tokenizers, capsys):
+    write_jsonl("r.jsonl", [{"id": "q", "problem": "2?", "answer": "4", "responses": ["\ud800 \\boxed{4}", "\x1b[31m\r \\boxed{4}"]}])
+    out = run(capsys, "import", "r.jsonl", "--pool=p.jsonl", f"--tokenizer={tokenizers[0]}", "--workers=1")
+    assert "1  kept" in out and "1  refused: no Unicode text" in out
+    assert r"\x1b[31m\r \boxed{4}" in run(capsys, "show", "p.jsonl", "q"), "no control character reaches the terminal"
+    Pool("s.jsonl").append([record("\ud800", source="\udfff", response="\ud801 \\boxed{4}")])
+    assert r"source \udfff: 1" in run(capsys, "stats", "s.jsonl")
+    assert r"\ud801 \boxed" in run(capsys, "show", "s.jsonl", "\ud800") and run(capsys, "check", "s.jsonl", "--verify", "--workers=1")
+    assert "is no Unicode" in run(capsys, "export", "s.jsonl", "e.parquet", code=2)
+    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "<end>": 1})), eos_token="<end>").save_pretrained("few")
+    assert "cannot encode answers of r.jsonl" in run(capsys, "import", "r.jsonl", "--pool=f.jsonl", "--tokenizer=few", "--workers=1", code=2)
+
+
 def test_errors_are_one_line(at, capsys):
-    for arguments in (["check", "."], ["import", "nowhere.jsonl", "--pool=p.jsonl", "--no_verify"], ["stats", "."],
+    Pool("p.jsonl").append([record()])
+    assert run(capsys, "stats", "p.jsonl", "--plot=p.txt", code=2).count("\n") == 1
+    for arguments in (["check", "."], ["import", "", "--pool=p.jsonl"], ["import", "nowhere.jsonl", "--pool=p.jsonl", "--no_verify"], ["stats", "."],
                       ["import", "r.jsonl", "--pool=p.jsonl", "--tokenizer=/no/where"], ["export", "no.jsonl", "e.parquet"]):
         err = run(capsys, *arguments, code=2)
         assert err.startswith("error: ") and err.count("\n") == 1, err
@@ -243,6 +260,11 @@ def test_as_a_program(at):
     for arguments in (["stats", "nowhere.jsonl"], ["stats", "p.jsonl", "--plott=x"]):
         done = call(*arguments)
         assert done.returncode == 2 and "error: " in done.stderr and "Traceback" not in done.stderr, done.stderr
+    Pool("p.jsonl").append([record(str(n)) for n in range(3)])
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does
+    done = subprocess.run([sys.executable, ROOT / "replay.py", "stats", "p.jsonl"], stdout=write, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
     done = call("--help")
     assert done.returncode == 0 and all(name in done.stdout for name in ("stats", "show", "check", "import", "export"))
     assert "--stop_id" in call("import", "--help").stdout
