@@ -175,20 +175,42 @@ def draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[t
 # ---------------------------------------------------------------------------------------------------------------- vLLM
 
 
+# vLLM reads these when it is imported: the engine in this process; no threads bound, which would leave torch with one
+os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"} | dict(os.environ) | {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def no_vllm(policy: Policy) -> str:
+    """Why vLLM cannot sample from this policy on this machine; "" where it can."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    for adapter in policy.model.peft_config.values() if policy.lora else ():
+        if adapter.use_dora or adapter.modules_to_save or adapter.bias != "none":
+            return "vLLM gets plain LoRA only, no DoRA, biases or modules_to_save"
+    if policy.device.type == "cpu":
+        if torch.version.cuda:
+            return "vLLM for GPUs is installed, and this runs on the CPU"
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        head = getattr(policy.config, "head_dim", None) or policy.config.hidden_size // policy.config.num_attention_heads
+        sizes = CPUAttentionBackend.get_supported_head_sizes()
+        if head not in sizes:
+            return f"vLLM on a CPU takes attention heads of {', '.join(map(str, sizes))}, not {head}"
+    return ""
+
+
 def make_sampler(policy: Policy, s, longest: int):
     """The sampler that --sampler asks for, with a line that says which and why. longest: tokens of prompt + response."""
-    found = importlib.util.find_spec("vllm") is not None
-    if s.sampler == "vllm" and not found:
-        raise InputError("--sampler=vllm: vLLM is not installed; pip install -r requirements.txt, or use --sampler=torch")
-    if s.sampler == "torch" or not found or (s.sampler == "auto" and policy.device.type == "cpu"):
-        why = ("--sampler=torch" if s.sampler == "torch" else "vLLM is not installed" if not found else
-               "on a CPU vLLM is used only when asked for, with --sampler=vllm")
+    why = "--sampler=torch" if s.sampler == "torch" else no_vllm(policy)
+    if why and s.sampler == "vllm":
+        raise InputError(f"--sampler=vllm: {why}; use --sampler=torch")
+    if why:
         print(f"sampler: plain PyTorch ({why})", flush=True)
         return TorchSampler(policy, s.sampler_rows)
     start = time.perf_counter()
     sampler = VLLMSampler(policy, longest, rows=s.sampler_rows, memory_fraction=s.gpu_memory_fraction, push=s.push)
     swap = "adapters" if sampler.serves_adapter else "all weights" + (", LoRA merged in" if policy.lora else "")
-    print(f"sampler: vLLM in this process ({'asked for' if s.sampler == 'vllm' else 'a GPU and vLLM are there'}), swaps "
+    print(f"sampler: vLLM in this process ({'asked for' if s.sampler == 'vllm' else 'it is installed'}), swaps "
           f"{swap}; built in {time.perf_counter() - start:.0f} s", flush=True)
     return sampler
 
@@ -283,15 +305,8 @@ class VLLMSampler:
         # level 2 drops the engine's weights, the next wake brings all of them; an adapter alone needs the base kept (1)
         self.level, self.request, self.pushes = 1 if self.serves_adapter else 2, None, 0
         self.proven, self.mismatch, self.swap_seconds = False, (0.0, 0.0), 0.0
-        for adapter in policy.model.peft_config.values() if policy.lora else ():
-            if adapter.use_dora or adapter.modules_to_save or adapter.bias != "none":
-                raise InputError("vLLM gets plain LoRA only, no DoRA, biases or modules_to_save; --sampler=torch takes this adapter")
         if self.on_gpu:
             refuse_expandable_segments(os.environ)
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine in this process
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it leaves torch with one thread
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         with globals_kept():
             self._build(longest, rows, memory_fraction)
         self._check_names()
@@ -307,13 +322,6 @@ class VLLMSampler:
         config.vocab_size, config.dtype, config.pad_token_id = self.policy.vocab, self.policy.compute_dtype, None
         if hasattr(config, "quantization_config"):  # a 4-bit base is pushed dequantised
             del config.quantization_config
-        if not self.on_gpu:
-            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-            head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            sizes = CPUAttentionBackend.get_supported_head_sizes()
-            if head not in sizes:
-                raise InputError(f"vLLM on a CPU takes attention heads of {', '.join(map(str, sizes))}, not {head}; use --sampler=torch")
         with torch.device("meta"):
             plain = AutoModelForCausalLM.from_config(config)
         config.architectures = [type(plain).__name__]

@@ -44,7 +44,7 @@ class Settings:
     top_p: float = option(1.0, "tce", "rollout", "nucleus sampling: the likeliest ids up to this probability (not in train)", 1e-9, 1)
     dynamic_sampling: bool = option(False, "t", "rollout", "DAPO: sample on until P groups have fresh rollouts both right and wrong")
     dynamic_tries: int = option(10, "t", "rollout", "batches of P questions to try per step under dynamic sampling", 1)
-    sampler: str = option("auto", "tce", "rollout", "where answers come from (auto: vLLM on a GPU that has it, else plain PyTorch)", choices=("auto", "torch", "vllm"))
+    sampler: str = option("auto", "tce", "rollout", "where answers come from (auto: vLLM where it is installed and takes the model, else plain PyTorch)", choices=("auto", "torch", "vllm"))
     sampler_rows: int = option(256, "tce", "rollout", "responses decoded at a time", 1)
     gpu_memory_fraction: float = option(0.4, "tce", "rollout", "of the GPU's memory, for vLLM's weights and KV cache while it samples", 0.01, 0.99)
     push: str = option("merged", "tce", "rollout", "what vLLM gets of LoRA each step: weights with it merged in, or the adapter to apply", choices=("merged", "adapter"))

@@ -93,7 +93,7 @@ def test_plain_weights_are_those_that_peft_merges(tmp_path, load_4bit):
 
 def test_which_sampler_and_why(make_policy, monkeypatch, capsys):
     policy = make_policy()
-    for found, asked, told in ((None, "auto", "vLLM is not installed"), (object(), "auto", "on a CPU"), (object(), "torch", "--sampler=torch")):
+    for found, asked, told in ((None, "auto", "vLLM is not installed"), (object(), "torch", "--sampler=torch")):
         monkeypatch.setattr(S.importlib.util, "find_spec", lambda name, found=found: found)
         assert S.make_sampler(policy, Settings(sampler=asked), 64).name == "torch"
         assert f"sampler: plain PyTorch ({told}" in capsys.readouterr().out

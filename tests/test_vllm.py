@@ -24,6 +24,7 @@ import rlep  # noqa: E402
 import sampler as S  # noqa: E402
 import tiny  # noqa: E402
 from data import InputError  # noqa: E402
+from settings import Settings  # noqa: E402
 
 PROMPTS = [[2, 13, 3, 12, 4, 15], [5, 12, 6, 15], [7 + i % 9 for i in range(150)]]  # the last one fills cache blocks
 SMALL = dict(max_tokens=24, temperature=0.8)
@@ -155,12 +156,12 @@ def test_rlep_on_vllm_reaches_what_the_plain_sampler_reaches(world, tmp_path, ca
     """Baseline, collect, replay training, eval, by either sampler."""
     reached = {}
     for kind in ("torch", "vllm"):
-        out, steps = tmp_path / kind, ["--steps=25", "--save_every=25", f"--sampler={kind}"]
+        out, steps = tmp_path / kind, ["--steps=25", "--save_every=25", f"--sampler={'auto' if kind == 'vllm' else kind}"]
         rlep.main(["train", *arguments(world, out / "baseline", *steps)])
         rlep.main(["collect", f"--model={out}/baseline", f"--data={world['data']}", f"--pool={out}/pool.jsonl", "--samples=8", "--min_correct=1",
-                   "--response_limit=8", "--device=cpu", "--verify_workers=1", f"--sampler={kind}"])
+                   "--response_limit=8", "--device=cpu", "--verify_workers=1", steps[-1]])
         rlep.main(["train", *arguments(world, out / "rlep", *steps, "--replay=2", f"--pool={out}/pool.jsonl")])
-        assert f"sampler: {'vLLM in this process' if kind == 'vllm' else 'plain PyTorch'}" in capsys.readouterr().out
+        assert f"sampler: {'vLLM in this process (it is installed)' if kind == 'vllm' else 'plain PyTorch'}" in capsys.readouterr().out
         log = records(out / "rlep")
         assert log[-1]["replay/rows"] > 0 and max(r["mismatch_max"] for r in log[1:]) < 1e-3
         assert ("is_weight" in log[-1]) == (kind == "vllm")
@@ -235,11 +236,13 @@ def test_the_program_on_two_ranks_with_an_adapter(world, tmp_path):
     assert "coverage:" in result.stdout and "Invalid process group" not in result.stderr
 
 
-def test_bad_input_is_refused_in_a_line(world, tmp_path):
+def test_what_vllm_cannot_do_is_told_in_a_line(world, tmp_path, capsys):
     with pytest.raises(InputError, match="--push=adapter: there is no adapter; it needs --lora_rank"):
         rlep.main(["train", *arguments(world, tmp_path / "run", "--push=adapter")])
     with pytest.raises(InputError, match="vLLM on a CPU takes attention heads of 32, .*, not 8; use --sampler=torch"):
         rlep.main(["train", *arguments(world | {"model": make_model(tmp_path / "narrow")}, tmp_path / "other")])
+    assert S.make_sampler(M.load_policy(str(tmp_path / "narrow"), device="cpu"), Settings(), 64).name == "torch"
+    assert "sampler: plain PyTorch (vLLM on a CPU takes" in capsys.readouterr().out
 
 
 def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
