@@ -25,10 +25,16 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from data import InputError
 from model import Policy, logits, response_logprobs, whole, whole_weights
+
+
+BLOCK = 256  # ids
 
 
 @dataclass
@@ -38,6 +44,56 @@ class Sample:
     ids: list[int]  # stop id included
     finish_reason: str  # "stop": ended by a stop id; "length": cut at the limit
     logprobs: list[float]  # of each id under the distribution it was drawn from
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room to grow: a DynamicLayer copies all of them for each new token."""
+
+    room = 0  # tokens that fit the buffers
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        self.keys, self.values = self._append(self.keys, key_states), self._append(self.values, value_states)
+        self.room = self.keys.stride(1) // self.keys.stride(2)
+        return self.keys, self.values
+
+    def _append(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """old (B, heads, L, D), a view of the start of its buffer, and new (B, heads, l, D) as a view of L + l tokens."""
+        length = old.shape[2] + new.shape[2]
+        if length > self.room:
+            buffer = new.new_empty(*new.shape[:2], max(2 * length, 64), new.shape[3])
+            buffer[:, :, :old.shape[2]] = old
+        else:
+            buffer = old.as_strided((*old.shape[:2], self.room, old.shape[3]), old.stride())
+        buffer[:, :, old.shape[2]:length] = new
+        return buffer[:, :, :length]
+
+    def batch_select_indices(self, indices):
+        super().batch_select_indices(indices)
+        self.room = 0  # what was selected is a tensor of its own
+
+
+def decode_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Attention of one new token: query (B, heads, 1, D), key and value (B, kv_heads, L, D), mask (B, 1, 1, L) or None.
+
+    Two batched products straight on the cache's buffer; transformers' own copies keys and values for each head of a group
+    and, with padding, on each step. Anything else (a prompt, capped or sink attention) goes to transformers' own.
+    """
+    if query.shape[2] > 1 or any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    rows, kv_heads, length, size = key.shape
+    scores = torch.bmm(query.reshape(rows * kv_heads, -1, size), key.flatten(0, 1).transpose(1, 2)).view(rows, -1, length)
+    scores = scores * (size ** -0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask[:, 0], float("-inf"))
+    weights = scores.softmax(-1).to(value.dtype).view(rows * kv_heads, -1, length)
+    return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, -1, size), None
+
+
+AttentionInterface.register("decode", decode_attention)
+AttentionMaskInterface.register("decode", sdpa_mask)
 
 
 class TorchSampler:
@@ -82,8 +138,11 @@ class TorchSampler:
         temperature 0 is greedy. Sample i of a prompt draws from its own stream, keyed by (seed, i): it does not depend
         on the other prompts, on n, or on the batch. progress: label of a progress bar, None for no bar.
         """
-        was_training = self.decodes.model.training
+        config, was_training = self.decodes.config, self.decodes.model.training
         self.decodes.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
+        attention = config._attn_implementation
+        if attention == "sdpa":
+            config._attn_implementation = "decode"
         done: dict[tuple[int, int], Sample] = {}
         jobs = [(p, i) for p in sorted(range(len(prompts)), key=lambda p: len(prompts[p])) for i in range(n)]
         bar = tqdm(total=len(jobs), desc=progress, unit="answer", leave=False, disable=None if progress else True)
@@ -94,6 +153,7 @@ class TorchSampler:
             done.update(zip(batch, samples))
             bar.update(len(batch))
         bar.close()
+        config._attn_implementation = attention
         self.decodes.model.train(was_training)
         return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
 
@@ -107,7 +167,7 @@ class TorchSampler:
         # padded on the left, so that all rows decode at the same position
         mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in unique], device=device)
         padded = not bool(mask.all())
-        cache = DynamicCache()
+        cache = Cache(layer_class_to_replicate=GrowingLayer)
         position = (mask.cumsum(-1) - 1).clamp(min=0)
         with policy.autocast():
             hidden = policy.decoder(input_ids=input_ids, attention_mask=mask if padded else None, position_ids=position,
@@ -156,20 +216,29 @@ def draw(z: torch.Tensor, uniform: torch.Tensor | None, top_p: float) -> tuple[t
     With top_p < 1 only the smallest set of ids whose probability reaches top_p is left, renormalised. Returns the ids
     and their log-probs (B,) under the distribution drawn from; greedy ids carry their log-prob at temperature 1.
     """
-    logprobs = z.log_softmax(-1)  # (B, V)
     if uniform is None:
-        best = logprobs.max(-1)
+        best = z.log_softmax(-1).max(-1)
         return best.indices, best.values
     if top_p < 1:
-        ordered, order = logprobs.sort(-1, descending=True)
-        before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the ids ahead
-        drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
-        logprobs = logprobs.masked_fill(drop, float("-inf")).log_softmax(-1)
-    cumulative = logprobs.double().exp().cumsum(-1)  # float64: 152k probabilities of float32 do not add up to 1
-    goal = uniform[:, None] * cumulative[:, -1:]
-    # first id whose cumulative probability exceeds the goal; an id of probability zero never does
-    ids = torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=z.shape[-1] - 1)
+        ordered, order = z.softmax(-1).sort(-1, descending=True)
+        drop = torch.zeros_like(ordered, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered >= top_p)
+        z = z.masked_fill(drop, float("-inf"))
+    logprobs = z - z.logsumexp(-1, keepdim=True)  # (B, V)
+    # in float64, as 152k probabilities of float32 do not add up to 1; in two steps, a block of ids and the id in it, as most
+    # blocks are then only added up
+    blocks = F.pad(logprobs, (0, -z.shape[-1] % BLOCK), value=float("-inf")).exp().unflatten(-1, (-1, BLOCK))  # (B, V / BLOCK, BLOCK)
+    mass = blocks.sum(-1).double()
+    block, goal = _invert(mass, uniform.double() * mass.sum(-1))
+    inside = blocks[torch.arange(len(z), device=z.device), block].double()  # (B, BLOCK)
+    ids = block * BLOCK + _invert(inside, goal / mass.gather(-1, block[:, None])[:, 0] * inside.sum(-1))[0]
     return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+
+
+def _invert(mass: torch.Tensor, goal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the running sum of mass (B, K) first exceeds goal (B,), and how far into that entry; never at an entry of 0."""
+    total = mass.cumsum(-1)
+    index = torch.searchsorted(total, torch.minimum(goal, total[:, -1] * (1 - 1e-15))[:, None], right=True)
+    return index[:, 0], goal - (total.gather(-1, index) - mass.gather(-1, index))[:, 0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- vLLM
