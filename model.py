@@ -25,10 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed.checkpoint as sharded_checkpoint
+import torch.nn.functional as F
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 import ranks
@@ -143,7 +147,7 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
     if sharded and load_4bit:
         raise InputError("--load_4bit: a 4-bit base cannot be sharded over ranks; run it in one process, or leave --load_4bit out")
     try:  # to be sharded: as the file has it, on the CPU, where the ranks of a node share the file's pages
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=("auto" if sharded else torch.float32) if full else dtype, **options)
+        model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="rlep", dtype=("auto" if sharded else torch.float32) if full else dtype, **options)
     except (OSError, ValueError) as e:
         raise InputError(f"--model={base}: cannot load this model: {str(e).splitlines()[0]}") from None
     stops = stop_ids(model, tokenizer)
@@ -170,7 +174,7 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
     model.to(place).train(activation_checkpointing)  # checkpointing acts in train mode only; without dropout both agree
     policy = Policy(model, tokenizer, stops, min(len(tokenizer), model.get_output_embeddings().weight.shape[0]), place,
                     dtype, bool(adapter or lora_rank))
-    _check_head(policy, path)
+    _check(policy, path)
     if sharded:
         shard(policy, device)
         if full:
@@ -215,15 +219,126 @@ def whole_weights(policy: Policy, everywhere: bool = False) -> dict[str, torch.T
 
 
 @torch.no_grad()
-def _check_head(policy: Policy, path: str) -> None:
-    """The log-probs below apply the head to chosen positions themselves: refuse models that scale or cap their logits."""
-    ids = torch.arange(4, device=policy.device)[None] % policy.vocab  # (1, 4)
-    with policy.autocast():
-        whole = policy.model(input_ids=ids, use_cache=False).logits
-        ours = policy.head(policy.decoder(input_ids=ids, use_cache=False).last_hidden_state)
-    if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
-        raise InputError(f"--model={path}: this architecture changes its logits after the head "
-                         f"({policy.config.model_type}); add that to logits() in model.py")
+def _check(policy: Policy, path: str) -> None:
+    """The log-probs below pack tokens and apply the head themselves: refuse an architecture for which that gives others than
+    its own forward."""
+    tokens = [i % policy.vocab for i in range(5, 25)]
+    prompts, responses = [tokens[:3], tokens[:3], tokens[4:9]], [tokens[9:17], tokens[5:7], tokens[17:]]
+    refusal = InputError(f"--model={path}: the log-probs of this architecture ({policy.config.model_type}) are not those of its own "
+                         "forward: it changes its logits after the head, or its attention takes no packed tokens; see _check in model.py")
+    try:
+        ours, _, _ = response_logprobs(policy, prompts, responses, 1.0)
+    except (RuntimeError, TypeError):
+        raise refusal from None
+    for i, (prompt, response) in enumerate(zip(prompts, responses)):
+        with policy.autocast():
+            z = policy.model(input_ids=torch.tensor([prompt + response], device=policy.device), use_cache=False).logits[0, len(prompt) - 1:-1]
+        own = z[:, :policy.vocab].float().log_softmax(-1).gather(-1, torch.tensor(response, device=policy.device)[:, None])[:, 0]
+        if not torch.allclose(ours[i, :len(response)], own, atol=1e-3 if policy.compute_dtype == torch.float32 else 0.2, rtol=0):
+            raise refusal
+
+
+# ----------------------------------------------------------------------------------------------------------------- packing
+
+
+@dataclass
+class Packed:
+    """The tokens of a micro-batch laid end to end: every distinct prompt once, then of each response all but its last token,
+    which predicts nothing. S tokens in all."""
+
+    ids: torch.Tensor  # (S,)
+    positions: torch.Tensor  # (S,): of the token in its own row
+    prompts: list[tuple[int, int]]  # first and last + 1 token of each prompt
+    buckets: list[tuple]  # (prompt, first, last + 1, rows, longest, slots): responses to one prompt, of about one length, for attention
+    before: list[list[int]]  # of each row, where the tokens stand that predict its response
+
+
+def pack(prompts: list[list[int]], responses: list[list[int]], device) -> tuple[Packed, list[int]]:
+    """Pack B prompts and responses; also returns the order in which the responses lie."""
+    number: dict[tuple, int] = {}
+    which = [number.setdefault(tuple(p), len(number)) for p in prompts]
+    ids, positions, spans = [], [], []
+    for prompt in number:
+        spans.append((len(ids), len(ids) + len(prompt)))
+        ids += prompt
+        positions += range(len(prompt))
+    order, before, buckets = sorted(range(len(prompts)), key=lambda i: (which[i], len(responses[i]))), [[]] * len(prompts), []
+    for i in order:
+        start, length, past = len(ids), max(len(responses[i]) - 1, 0), len(prompts[i])
+        before[i] = [spans[which[i]][1] - 1, *range(start, start + length)]
+        ids += responses[i][:length]
+        positions += range(past, past + length)
+        if not length:
+            continue
+        if not buckets or buckets[-1][0] != which[i] or length > 1.3 * buckets[-1][1][0] + 8:
+            buckets.append((which[i], [], start))
+        buckets[-1][1].append(length)
+    done = []
+    for prompt, lengths, start in buckets:  # padded to the bucket's longest row, row b's token t has the slot b * longest + t
+        slots = None if min(lengths) == max(lengths) else torch.tensor(
+            [b * max(lengths) + t for b, length in enumerate(lengths) for t in range(length)], device=device)
+        done.append((prompt, start, start + sum(lengths), len(lengths), max(lengths), slots))
+    return Packed(torch.tensor(ids, device=device), torch.tensor(positions, device=device), spans, done, before), order
+
+
+def attention(module, query, key, value, attention_mask, scaling=None, packed=None, **kwargs):
+    """The attention of every policy, registered with transformers: packed tokens in the trainer, one new token in the
+    sampler, anything else as transformers itself does it. query (B, heads, T, D), key and value (B, kv_heads, T, D)."""
+    if packed is not None:
+        return packed_attention(query[0], key[0], value[0], packed, scaling, kwargs.get("sliding_window"))[None], None
+    if query.shape[2] == 1 and not any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        return decode_attention(query, key, value, attention_mask, scaling), None
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+
+
+AttentionInterface.register("rlep", attention)
+AttentionMaskInterface.register("rlep", sdpa_mask)
+
+
+def packed_attention(query, key, value, packed: Packed, scaling, window: int | None) -> torch.Tensor:
+    """query (heads, S, D), key and value (kv_heads, S, D) of packed tokens. A prompt attends to itself, a response to its
+    prompt and itself. Returns (S, heads, D)."""
+    def attend(q, k, v, past):  # (B, heads, T, D), (B, kv_heads, past + T, D): causal, the last query sees all keys
+        length = q.shape[2]
+        if window and past + length > window:
+            mask = torch.ones(length, past + length, dtype=torch.bool, device=q.device).tril(past).triu(past - window + 1)
+        elif q.device.type == "cuda":
+            mask = causal_lower_right(length, past + length)  # in the kernel
+        else:
+            mask = torch.ones(length, past + length, dtype=torch.bool, device=q.device).tril(past) if past else None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=len(query) != len(key))
+
+    out = []
+    for start, end in packed.prompts:
+        q, k, v = (x[None, :, start:end] for x in (query, key, value))
+        out.append(attend(q, k, v, 0)[0].transpose(0, 1))
+    for prompt, start, end, rows, length, slots in packed.buckets:
+        def rows_of(x):  # (heads, S, D) -> (rows, heads, T, D), short rows padded with zeros that no real query sees
+            x = x[:, start:end].transpose(0, 1)
+            if slots is not None:
+                x = x.new_zeros(rows * length, *x.shape[1:]).index_copy(0, slots, x)
+            return x.unflatten(0, (rows, -1)).transpose(1, 2)
+
+        first, last = packed.prompts[prompt]
+        k, v = (torch.cat([x[None, :, first:last].expand(rows, -1, -1, -1), rows_of(x)], 2) for x in (key, value))
+        y = attend(rows_of(query), k, v, last - first).transpose(1, 2).flatten(0, 1)  # (rows * T, heads, D)
+        out.append(y if slots is None else y.index_select(0, slots))
+    return torch.cat(out)
+
+
+def decode_attention(query, key, value, mask, scaling) -> torch.Tensor:
+    """Attention of one new token: query (B, heads, 1, D), key and value (B, kv_heads, L, D), mask (B, 1, 1, L) or None.
+
+    Two batched products straight on the sampler's cache; transformers' own would copy keys and values for each head of a
+    group. Returns (B, 1, heads, D).
+    """
+    rows, kv_heads, length, size = key.shape
+    scores = torch.bmm(query.reshape(rows * kv_heads, -1, size), key.flatten(0, 1).transpose(1, 2)).view(rows, -1, length)
+    scores = scores * (size ** -0.5 if scaling is None else scaling)
+    if mask is not None:
+        scores = scores.masked_fill(~mask[:, 0], float("-inf"))
+    weights = scores.softmax(-1).to(value.dtype).view(rows * kv_heads, -1, length)
+    return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, -1, size)
 
 
 # ----------------------------------------------------------------------------------------------- log-probs and the loss
@@ -251,17 +366,19 @@ def _chunk_logprobs(policy, hidden, targets, temperature, with_entropy):
     return logprobs, log_norm - mean_logit
 
 
-def _flat_logprobs(policy, input_ids, row, position, targets, temperature, with_entropy):
-    """Log-probs (N,) of the targets (N,) that stand at (row, position) of input_ids (B, L), and entropies (N,) or None."""
+def _flat_logprobs(policy, packed, source, targets, temperature, with_entropy):
+    """Log-probs (N,) of the targets (N,), each predicted by the state at `source` (N,) of the packed tokens, and entropies
+    (N,) or None."""
     with policy.autocast():
-        hidden = policy.decoder(input_ids=input_ids, use_cache=False).last_hidden_state  # (B, L, H)
-        hidden = hidden[row, position - 1]  # (N, H): the one shift: the state before a token predicts it
+        hidden = policy.decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], attention_mask=packed.ids.new_ones(1, 1, 1, 1),
+                                use_cache=False, packed=packed).last_hidden_state[0]  # (S, H)
+        hidden = hidden.index_select(0, source)  # (N, H)
         size = max(1, LOGITS_CHUNK // policy.head.weight.shape[0])
+        recompute = torch.is_grad_enabled() and len(hidden) > size
         parts = []
         for h, t in zip(hidden.split(size), targets.split(size)):
             args = (policy, h, t, temperature, with_entropy)
-            parts.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False) if torch.is_grad_enabled()
-                         else _chunk_logprobs(*args))
+            parts.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False) if recompute else _chunk_logprobs(*args))
     return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts]) if with_entropy else None
 
 
@@ -270,24 +387,24 @@ def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[
     """Log-probs of response tokens under the policy at `temperature` (paper eq. 4: pi_theta(o_t | q, o_<t)).
 
     prompts, responses: B lists of token ids. Returns logprobs (B, T), response_mask (B, T) bool and entropy (B, T) or
-    None, T the longest response; positions outside the mask are 0. Rows are padded on the right and attention is causal,
-    so a row's values do not depend on its padding, whatever the position embedding. Only positions that predict a
-    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass.
+    None, T the longest response; positions outside the mask are 0. Tokens are packed: each distinct prompt is computed once
+    for all its rows, nothing is padding, and a row's values do not depend on the other rows. Only positions that predict a
+    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass if there are more.
 
     With several ranks a collective: all call it equally often, one that has nothing to do with a row without response.
     """
-    rows = [torch.tensor(p + r) for p, r in zip(prompts, responses)]
-    input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(policy.device)  # (B, L); the pad id is never seen
-    starts = torch.tensor([len(p) for p in prompts], device=policy.device)
+    packed, order = pack(prompts, responses, policy.device)
     lengths = torch.tensor([len(r) for r in responses], device=policy.device)
     response_mask = torch.arange(int(lengths.max()), device=policy.device) < lengths[:, None]  # (B, T)
-    row, offset = response_mask.nonzero(as_tuple=True)  # (N,) each
-    position = starts[row] + offset  # where the token stands
-    targets = input_ids[row, position]  # (N,)
-    flat, flat_entropy = policy.score(input_ids, row, position, targets, temperature, with_entropy)
+    # the one shift: a token is predicted by the state before it, the first one by the prompt's last
+    source = [i for row in order for i in packed.before[row][:len(responses[row])]]
+    targets = [i for row in order for i in responses[row]]
+    slot = [row * response_mask.shape[1] + t for row in order for t in range(len(responses[row]))]
+    source, targets, slot = (torch.tensor(x, dtype=torch.long, device=policy.device) for x in (source, targets, slot))  # (N,) each
+    flat, flat_entropy = policy.score(packed, source, targets, temperature, with_entropy)
 
     def unflatten(flat):  # (N,) -> (B, T), zeros outside the mask
-        return torch.zeros(response_mask.shape, device=policy.device).masked_scatter(response_mask, flat)
+        return torch.zeros(response_mask.numel(), device=policy.device).index_copy(0, slot, flat.float()).view(response_mask.shape)
 
     return unflatten(flat), response_mask, unflatten(flat_entropy) if with_entropy else None
 
@@ -323,24 +440,29 @@ def policy_loss(logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: 
     return loss, stats
 
 
-def micro_batches(lengths: list[int], token_budget: int, ways: int = 1) -> list[list[int]]:
-    """Row indices in groups whose padded size (rows x longest) stays within token_budget; a longer row goes alone.
+def micro_batches(prompts: list[list[int]], responses: list[list[int]], token_budget: int, ways: int = 1) -> list[list[int]]:
+    """Indices of B rows in groups of at most token_budget tokens, each distinct prompt of a group counted once; a longer row
+    goes alone. Rows of a prompt stay together. The gradient does not depend on the grouping.
 
-    Sorted by length, so that little is padding. The gradient does not depend on the grouping. The number of groups is a
-    multiple of `ways`, the ranks that take turns with them: the largest are halved and, when all rows are alone, empty ones
-    added. Neighbours are of like size, so that the ranks finish each turn together.
+    The number of groups is a multiple of `ways`, the ranks that take turns with them: the largest are halved and, when all
+    rows are alone, empty ones added. Neighbours are of like size, so that the ranks finish each turn together.
     """
-    groups, group = [], []
-    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if group and (len(group) + 1) * lengths[i] > token_budget:
-            groups.append(group)
-            group = []
-        group.append(i)
-    groups += [group] if group else []
+    first = {}
+    for i, prompt in enumerate(prompts):
+        first.setdefault(tuple(prompt), i)
 
     def size(group):
-        return len(group) * max(lengths[i] for i in group)
+        return sum(len(responses[i]) for i in group) + sum(map(len, {tuple(prompts[i]) for i in group}))
 
+    groups, group, used = [], [], 0
+    for i in sorted(range(len(prompts)), key=lambda i: (first[tuple(prompts[i])], len(responses[i]), i)):
+        new = not group or prompts[group[-1]] != prompts[i]
+        if group and used + len(responses[i]) + new * len(prompts[i]) > token_budget:
+            groups.append(group)
+            group, used, new = [], 0, True
+        group.append(i)
+        used += len(responses[i]) + new * len(prompts[i])
+    groups += [group] if group else []
     while len(groups) % ways and max(map(len, groups)) > 1:
         group = max((g for g in groups if len(g) > 1), key=size)
         groups.remove(group)

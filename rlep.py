@@ -214,7 +214,7 @@ def grow_pool(pool: Pool, groups: list[Group], step: int, run: str, tokenizer) -
 def my_micro_batches(rows: list[tuple], s: Settings) -> list[list[int]]:
     """This rank's micro-batches of the (prompt, row) pairs, as indices. Every rank has the same number, maybe empty ones:
     under FSDP2 a forward or backward pass is a collective."""
-    return ranks.share(micro_batches([len(p) + len(row.ids) for p, row in rows], s.micro_tokens, ranks.RANKS))
+    return ranks.share(micro_batches([p for p, _ in rows], [row.ids for _, row in rows], s.micro_tokens, ranks.RANKS))
 
 
 def take(policy: Policy, rows: list[tuple], micro: list[int]):

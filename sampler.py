@@ -25,10 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from data import InputError
 from model import Policy, logits, response_logprobs, whole, whole_weights
@@ -75,27 +73,6 @@ class GrowingLayer(DynamicLayer):
         self.room = 0  # what was selected is a tensor of its own
 
 
-def decode_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """Attention of one new token: query (B, heads, 1, D), key and value (B, kv_heads, L, D), mask (B, 1, 1, L) or None.
-
-    Two batched products straight on the cache's buffer; transformers' own copies keys and values for each head of a group
-    and, with padding, on each step. Anything else (a prompt, capped or sink attention) goes to transformers' own.
-    """
-    if query.shape[2] > 1 or any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    rows, kv_heads, length, size = key.shape
-    scores = torch.bmm(query.reshape(rows * kv_heads, -1, size), key.flatten(0, 1).transpose(1, 2)).view(rows, -1, length)
-    scores = scores * (size ** -0.5 if scaling is None else scaling)
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask[:, 0], float("-inf"))
-    weights = scores.softmax(-1).to(value.dtype).view(rows * kv_heads, -1, length)
-    return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, -1, size), None
-
-
-AttentionInterface.register("decode", decode_attention)
-AttentionMaskInterface.register("decode", sdpa_mask)
-
-
 class TorchSampler:
     """The plain PyTorch sampler. It shares the trainer's weights, so push, wake and sleep have nothing to do.
 
@@ -138,11 +115,8 @@ class TorchSampler:
         temperature 0 is greedy. Sample i of a prompt draws from its own stream, keyed by (seed, i): it does not depend
         on the other prompts, on n, or on the batch. progress: label of a progress bar, None for no bar.
         """
-        config, was_training = self.decodes.config, self.decodes.model.training
+        was_training = self.decodes.model.training
         self.decodes.model.eval()  # checkpointing of activations, active in train mode, would switch the KV cache off
-        attention = config._attn_implementation
-        if attention == "sdpa":
-            config._attn_implementation = "decode"
         done: dict[tuple[int, int], Sample] = {}
         jobs = [(p, i) for p in sorted(range(len(prompts)), key=lambda p: len(prompts[p])) for i in range(n)]
         bar = tqdm(total=len(jobs), desc=progress, unit="answer", leave=False, disable=None if progress else True)
@@ -153,7 +127,6 @@ class TorchSampler:
             done.update(zip(batch, samples))
             bar.update(len(batch))
         bar.close()
-        config._attn_implementation = attention
         self.decodes.model.train(was_training)
         return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
 

@@ -3,11 +3,12 @@ import json
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, StableLmConfig
 
 import model as M
 import tiny
@@ -150,7 +151,7 @@ def test_gradient_is_independent_of_micro_batches(make_policy, tied):
     advantages = torch.tensor([1.0, -0.7, 0.4])
     gradients = []
     for budget in (1, 20, 10**6):
-        groups = M.micro_batches([len(p) + len(r) for p, r in zip(PROMPTS, RESPONSES)], budget)
+        groups = M.micro_batches(PROMPTS, RESPONSES, budget)
         assert sorted(i for g in groups for i in g) == [0, 1, 2] and len(groups) == {1: 3, 20: 2, 10**6: 1}[budget]
         for group in groups:
             logprobs, mask, _ = M.response_logprobs(policy, [PROMPTS[i] for i in group], [RESPONSES[i] for i in group], 1.0)
@@ -164,11 +165,61 @@ def test_gradient_is_independent_of_micro_batches(make_policy, tied):
 
 
 def test_micro_batches_respect_the_budget():
-    lengths = [5, 100, 7, 7, 60, 1, 33]
-    groups = M.micro_batches(lengths, 100)
-    assert sorted(i for g in groups for i in g) == list(range(7))
-    assert all(len(g) == 1 or len(g) * max(lengths[i] for i in g) <= 100 for g in groups)
-    assert M.micro_batches([], 100) == []
+    prompts = [[1] * 10, [2] * 5, [1] * 10, [2] * 5, [1] * 10, [3] * 90]
+    responses = [[7] * n for n in (30, 10, 40, 60, 10, 33)]
+    groups = M.micro_batches(prompts, responses, 100)
+    assert groups == [[4, 0, 2], [1, 3], [5]]  # 10 + 10 + 30 + 40, the prompt once; 5 + 10 + 60; a longer row alone
+    assert M.micro_batches([], [], 100) == []
+
+
+def test_packed_tokens_are_prompts_once_and_what_predicts_a_token():
+    packed, order = M.pack([[1, 2], [3], [1, 2], [1, 2]], [[4, 5, 6], [7, 8], [], [9]], "cpu")
+    assert order == [2, 3, 0, 1] and packed.ids.tolist() == [1, 2, 3, 4, 5, 7] and packed.positions.tolist() == [0, 1, 0, 2, 3, 1]
+    assert [packed.before[i][:n] for i, n in enumerate((3, 2, 0, 1))] == [[1, 3, 4], [2, 5], [], [1]]
+
+
+def test_packed_logprobs_and_gradients_are_those_of_each_row_alone(make_policy):
+    """Groups, uneven lengths in several buckets, a one-token and an empty response, against transformers' own forward."""
+    policy, rng = make_policy(extra_vocab=5), np.random.default_rng(0)
+    prompts = [list(p) for p in ([3, 14, 2], [5, 12, 6, 15, 4], [9])]
+    rows = [(prompts[k], rng.integers(2, 30, n).tolist()) for k, n in ((0, 1), (1, 9), (0, 40), (0, 7), (2, 3), (1, 1), (0, 0), (1, 8), (0, 39))]
+    weight = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(0))
+    logprobs, mask, _ = M.response_logprobs(policy, [p for p, _ in rows], [r for _, r in rows], 0.7)
+    (logprobs * weight).sum().backward()
+    ours = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    policy.model.zero_grad()
+    for i, (p, r) in enumerate(rows):
+        assert mask[i].sum() == len(r)
+        if r:
+            alone = plain_logprobs(policy, p, r, 0.7)
+            torch.testing.assert_close(logprobs[i, :len(r)], alone, atol=1e-5, rtol=0)
+            (alone * weight[i, :len(r)]).sum().backward()
+    theirs = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize("kind", [MistralConfig, StableLmConfig])
+def test_architectures_are_checked(tmp_path, kind):
+    """A sliding window is kept, in the trainer and the sampler; an attention that takes no packed tokens is refused."""
+    tokenizer = tiny.make_tokenizer()
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(kind(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=1, sliding_window=5)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    if kind is StableLmConfig:
+        with pytest.raises(InputError, match="stablelm"):
+            M.load_policy(str(tmp_path), device="cpu")
+        return
+    policy = M.load_policy(str(tmp_path), device="cpu")
+    response = list(range(2, 22))
+    expected = plain_logprobs(policy, [3, 4], response)
+    torch.testing.assert_close(M.response_logprobs(policy, [[3, 4]], [response], 1.0)[0][0], expected, atol=1e-5, rtol=0)
+    policy.config.sliding_window = None
+    assert (plain_logprobs(policy, [3, 4], response) - expected).abs().max() > 1e-3
+    policy.config.sliding_window = 5
+    for x in TorchSampler(policy).generate([[3, 4]], 3, [1], max_tokens=20, temperature=1.0)[0]:
+        torch.testing.assert_close(torch.tensor(x.logprobs), plain_logprobs(policy, [3, 4], x.ids), atol=1e-4, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------- loading and training

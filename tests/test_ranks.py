@@ -30,14 +30,14 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 def test_micro_batches_for_several_ranks(ways):
     rng = random.Random(ways)
     for count in (0, 1, 3, 40, 200):
-        lengths = [rng.choice((3, 20, 100, 400)) for _ in range(count)]
-        groups = M.micro_batches(lengths, 800, ways)
+        prompts, responses = [[i // 4] * 5 for i in range(count)], [[1] * rng.choice((3, 20, 100, 400)) for _ in range(count)]
+        groups = M.micro_batches(prompts, responses, 800, ways)
+        size = [sum(len(responses[i]) for i in g) + 5 * len({i // 4 for i in g}) for g in groups]
         assert sorted(i for g in groups for i in g) == list(range(count)) and len(groups) % ways == 0
-        assert all(len(g) * max(lengths[i] for i in g) <= 800 for g in groups if g)
+        assert max(size, default=0) <= 800
         turns = [groups[i:i + ways] for i in range(0, len(groups), ways)]
         assert all(any(turn) for turn in turns)  # no turn of empty ones alone
-        if count == 200:  # the ranks finish together: the padded tokens of a turn are those of its slowest rank
-            size = [len(g) * max((lengths[i] for i in g), default=0) for g in groups]
+        if count == 200:  # the ranks finish together: the tokens of a turn are those of its slowest rank
             assert sum(max(size[i:i + ways]) for i in range(0, len(size), ways)) < 1.35 * sum(size) / ways
 
 

@@ -42,9 +42,8 @@ def test_corrected_loss_is_the_weighted_one(make_policy, correction):
             r.weights = rlep.importance_weights(r, correction, 2.0)
         kept = []
         if by_hand:
-            for r in rows:
-                logprobs, _, _ = M.response_logprobs(policy, [[2, 9, 4]], [r.ids], 1.0)
-                (-(r.advantage * r.weights * (logprobs[0] - r.old_logprobs).exp()).sum() / 9).backward()
+            logprobs, _, _ = M.response_logprobs(policy, [[2, 9, 4]] * 3, [r.ids for r in rows], 1.0)
+            sum(-(r.advantage * r.weights * (row[:len(r.ids)] - r.old_logprobs).exp()).sum() / 9 for r, row in zip(rows, logprobs)).backward()
             kept = [p.grad.clone() for p in policy.parameters()]
         else:
             optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
