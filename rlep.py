@@ -230,11 +230,20 @@ def score_old(policy: Policy, s: Settings, groups: list[Group]) -> None:
     rows, scored = [(g.question["prompt_ids"], row) for g in groups for row in g.rows], []
     for micro in my_micro_batches(rows, s):
         prompts, chosen = take(policy, rows, micro)
-        logprobs, mask, entropy = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature, True)
-        scored += zip(micro, logprobs.cpu(), (entropy.sum(-1) / mask.sum(-1)).tolist())
-    for i, logprobs, mean in (x for part in ranks.gather(scored) for x in part):
+        scored += scores(micro, *response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature, True))
+    keep_old(policy, rows, scored)
+
+
+def scores(micro: list[int], logprobs, mask, entropy) -> list[tuple]:
+    """(index, log-probs (T,), mean entropy) of each row of a micro-batch, from response_logprobs()."""
+    return list(zip(micro, logprobs.detach().cpu(), (entropy.detach().sum(-1) / mask.sum(-1)).tolist()))
+
+
+def keep_old(policy: Policy, rows: list[tuple], scored: list[tuple]) -> None:
+    """Give every row the old log-probs and the entropy that one of the ranks has computed."""
+    for i, logprobs, entropy in (x for part in ranks.gather(scored) for x in part):
         row = rows[i][1]
-        row.old_logprobs, row.entropy = logprobs[:len(row.ids)].to(policy.device), mean
+        row.old_logprobs, row.entropy = logprobs[:len(row.ids)].to(policy.device), entropy
 
 
 def importance_weights(row: Row, correction: str, cap: float) -> torch.Tensor | float:
@@ -252,18 +261,25 @@ def importance_weights(row: Row, correction: str, cap: float) -> torch.Tensor | 
 
 
 def update(policy: Policy, optimizer, s: Settings, groups: list[Group], reference: Policy | None) -> dict[str, float]:
-    """One optimizer update per `mini_batch` questions, over their fresh and replayed rows. Returns sums for metrics."""
+    """One optimizer update per `mini_batch` questions, over their fresh and replayed rows. Returns sums for metrics.
+
+    Rows that score_old() left alone, where the step has one update only, take that update's log-probs for the old ones."""
     sums, counts = defaultdict(float), Counter()
     for start in range(0, len(groups), s.mini_batch):
         rows = [(g.question["prompt_ids"], row) for g in groups[start:start + s.mini_batch] for row in g.rows]
         denominator = sum(len(row.ids) for _, row in rows)  # of the whole mini-batch, of all ranks, before the first micro-batch
         if reference is None:  # a row of advantage 0 has gradient 0: it counts in the denominator and is not computed
             rows = [(p, row) for p, row in rows if row.advantage]
+        first, scored = any(row.old_logprobs is None for _, row in rows), []
         for micro in my_micro_batches(rows, s):
             prompts, chosen = take(policy, rows, micro)
-            logprobs, mask, _ = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature)
-            old_logprobs = pad_sequence([row.old_logprobs for row in chosen], batch_first=True)  # (B, T)
-            advantages = pad_sequence([row.advantage * row.weights * torch.ones_like(row.old_logprobs) for row in chosen],
+            logprobs, mask, entropy = response_logprobs(policy, prompts, [row.ids for row in chosen], s.temperature, first)
+            if first:
+                old_logprobs = logprobs.detach()  # (B, T)
+                scored += scores(micro, logprobs, mask, entropy)
+            else:
+                old_logprobs = pad_sequence([row.old_logprobs for row in chosen], batch_first=True)
+            advantages = pad_sequence([row.advantage * row.weights * torch.ones(len(row.ids), device=policy.device) for row in chosen],
                                       batch_first=True)  # (B, T)
             loss, stats = policy_loss(logprobs, old_logprobs, advantages, mask, denominator, s.clip_low, s.clip_high, s.dual_clip)
             if reference is not None:  # ablation: KL to the base model, k3 estimator
@@ -278,6 +294,8 @@ def update(policy: Policy, optimizer, s: Settings, groups: list[Group], referenc
             for name, values in [*stats.items(), ("trained_tokens", mask.sum(-1))]:  # fresh and replayed rows apart
                 for row, value in zip(chosen, values.tolist()):
                     sums["replay/" * row.replayed + name] += value
+        if first:
+            keep_old(policy, rows, scored)
         norm = optimizer_step(policy, optimizer, s.grad_clip)
         counts += Counter(updates=1, skipped_updates=not math.isfinite(norm), grad_norm=norm if math.isfinite(norm) else 0.0)
     return ranks.add(sums) | counts
@@ -289,8 +307,9 @@ def mean(values) -> float:
 
 
 def mismatch(fresh: list[Row]) -> np.ndarray:
-    """|sampler log-prob - old log-prob| of every fresh token."""
-    return np.concatenate([np.abs(np.subtract(row.sampler_logprobs, row.old_logprobs.cpu().numpy())) for row in fresh] or [[0.0]])
+    """|sampler log-prob - old log-prob| of every fresh token that has both."""
+    return np.concatenate([np.abs(np.subtract(row.sampler_logprobs, row.old_logprobs.cpu().numpy())) for row in fresh
+                           if row.old_logprobs is not None] or [[0.0]])
 
 
 def step_metrics(s: Settings, groups: list[Group], sums: dict[str, float]) -> dict[str, float]:
@@ -301,7 +320,7 @@ def step_metrics(s: Settings, groups: list[Group], sums: dict[str, float]) -> di
     updates, with_replay = max(sums["updates"], 1), s.replay + s.replay_failures > 0
     out = {"reward": mean(row.reward for row in fresh), "accuracy": mean(row.correct for row in fresh),
            "length": mean(len(row.ids) for row in fresh), "truncated": mean(row.finish_reason == "length" for row in fresh),
-           "entropy": mean(row.entropy for row in fresh), "questions": len(groups), "rows": len(fresh),
+           "entropy": mean(row.entropy for row in fresh if row.old_logprobs is not None), "questions": len(groups), "rows": len(fresh),
            "dead_groups": mean(not any(row.advantage for row in g.rows) for g in groups),
            "dead_groups_fresh": mean(not informative(g) for g in groups),
            "mismatch_mean": float(gaps.mean()), "mismatch_max": float(gaps.max()), "loss": sums["loss"] / updates,
@@ -315,7 +334,7 @@ def step_metrics(s: Settings, groups: list[Group], sums: dict[str, float]) -> di
         out |= {"replay/rows": len(replayed), "replay/questions": sum(any(row.replayed for row in g.rows) for g in groups),
                 "replay/reward": mean(row.reward for row in replayed), "replay/length": mean(len(row.ids) for row in replayed),
                 "replay/advantage": mean(row.advantage for row in replayed),
-                "replay/old_logprob": mean(float(row.old_logprobs.mean()) for row in replayed)}
+                "replay/old_logprob": mean(float(row.old_logprobs.mean()) for row in replayed if row.old_logprobs is not None)}
     for prefix in ["", "replay/"] if with_replay else [""]:
         tokens = sums[prefix + "trained_tokens"]
         out |= {prefix + name: sums[prefix + name] / max(tokens, 1) for name in ("ratio", "clip_low", "clip_high", "clip_dual")}
@@ -643,9 +662,10 @@ def train(s: Settings) -> None:
         for row, advantage in zip(rows, advantages.tolist()):
             row.advantage = advantage
 
-        # 5. old log-probs of all rows under the current policy
+        # 5. old log-probs of all rows under the current policy; those of the only update of a step are the old ones
         ranks.phase("score", s.phase_minutes)
-        score_old(policy, s, groups)
+        if len(groups) > s.mini_batch or sampler.name == "vllm":
+            score_old(policy, s, groups)
         if sampler.name == "vllm":  # every answer proves the weight swap
             canary(mismatch([row for row in rows if not row.replayed]), policy, s.temperature)
         correction = s.is_correction if s.is_correction != "auto" else "token" if sampler.name == "vllm" else "none"

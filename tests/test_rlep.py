@@ -176,6 +176,28 @@ def test_gradient_of_the_update_is_independent_of_micro_batches(world, monkeypat
         assert (seen[i] - seen[i + 2]).abs().max() < 1e-6 and (seen[i] - seen[i + 4]).abs().max() < 1e-6
 
 
+def test_the_only_update_of_a_step_needs_no_old_logprobs_before_it(world, monkeypatch):
+    """The same gradient, ratios, old log-probs and entropies as with a pass before it."""
+    policy = M.load_policy(world["model"], device="cpu")
+    s, groups, _ = mixed_groups(world, policy)
+    s, seen = dataclasses.replace(s, mini_batch=8, micro_tokens=70), []
+    monkeypatch.setattr(rlep, "optimizer_step", lambda policy, *_: seen.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+                        or policy.model.zero_grad() or 1.0)
+    before = rlep.update(policy, None, s, groups, None)
+    rows = [row for g in groups for row in g.rows]
+    scored = [(row.old_logprobs, row.entropy) for row in rows]
+    for row in rows:
+        row.old_logprobs, row.entropy = None, 0.0
+    after = rlep.update(policy, None, s, groups, None)
+    assert (seen[0] - seen[1]).norm() < 1e-6 * seen[0].norm() and seen[0].norm() > 1e-3
+    assert after["ratio"] == after["trained_tokens"] == before["trained_tokens"] > 0
+    for row, (old, entropy) in zip(rows, scored):
+        assert (row.old_logprobs is None) == (row.advantage == 0)
+        if row.advantage:
+            torch.testing.assert_close(row.old_logprobs, old, atol=1e-5, rtol=0)
+            assert row.entropy == pytest.approx(entropy, abs=1e-4)
+
+
 def test_denominator_counts_every_response_token_of_the_mini_batch(world, monkeypatch):
     policy = M.load_policy(world["model"], device="cpu")
     s, groups, _ = mixed_groups(world, policy)
