@@ -2,12 +2,15 @@
 
 Used by rlep.py and sampler.py, no command line of its own.
 
-Legend: P prompts, G fresh rollouts, M replays, B rows, T tokens, N response tokens of a micro-batch laid end to end,
-H hidden size, V vocabulary. Tensors carry their shape in a comment.
+Legend: P prompts, G fresh rollouts, M replays, B rows, T tokens, S tokens of a micro-batch packed end to end, N response
+tokens, H hidden size, V vocabulary. Tensors carry their shape in a comment.
+
+What is fast sits in pack(), packed_attention(), decode_attention() and _flat_logprobs(); tests/test_model.py holds them to
+the plain computation, a row at a time through transformers' own forward.
 
 Where this departs from the reference implementation:
 - the loss has one denominator, the response tokens of the whole mini-batch; the reference averages per micro-batch;
-- rows are masked by length, never by "id != pad": a model whose pad is its EOS still learns to stop;
+- rows are packed without padding, so no id is taken for a pad: a model whose pad is its EOS still learns to stop;
 - logits of ids that the tokenizer does not know are masked, in the sampler and in the trainer alike;
 - stop ids are the union of the tokenizer's and the generation config's: what ends a rollout, ends a replay and is
   trained on is the same id.

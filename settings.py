@@ -82,7 +82,7 @@ class Settings:
     beta2: float = option(0.999, "t", "optimizer", "AdamW beta2", 0, 0.99999)
     optimizer_8bit: bool = option(False, "t", "optimizer", "AdamW with its moments in 8 bits (bitsandbytes; paged to host memory on a GPU)")
     grad_clip: float = option(1.0, "t", "optimizer", "largest norm of the gradient", 1e-9)
-    micro_tokens: int = option(32768, "t", "optimizer", "tokens of a micro-batch, padding included; lower it when memory runs out", 1)
+    micro_tokens: int = option(32768, "t", "optimizer", "tokens of a micro-batch, each prompt in it counted once; lower it when memory runs out", 1)
 
     steps: int = option(400, "t", "run", "rollout steps", 1)
     eval_every: int = option(5, "t", "run", "steps between evaluations", 1)
