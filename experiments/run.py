@@ -236,8 +236,8 @@ def table(results: dict[str, dict[int, dict]]) -> str:
         final, base_final = [r["final"] for r in mine], [r["final"] for r in theirs]
         gain, low, high = paired_interval(final, base_final)
         average = lambda name, form: "" if mine[0][name] is None else format(np.mean([r[name] for r in mine]), form)  # noqa: E731
-        rows.append(f"| {arm} | {len(seeds)} | {' | '.join(reach)} | {np.mean(final):.3f} ± {standard_error(final):.3f} | "
-                    + ("" if arm == "baseline" else f"{gain:+.3f} [{low:+.3f}, {high:+.3f}]")
+        rows.append(f"| {arm} | {len(seeds)} | {' | '.join(reach)} | {np.mean(final):.3f}{f' ± {standard_error(final):.3f}' if len(seeds) > 1 else ''} | "
+                    + ("" if arm == "baseline" else f"{gain:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]" if len(seeds) > 1 else ""))
                     + f" | {average('dead_groups', '.2f')} | {average('entropy', '.2f')} | {average('length', '.1f')} | {np.mean([r['seconds'] for r in mine]) / 60:.1f} |")
     if "rlep" in results and len(seeds := sorted(results["rlep"].keys() & results["baseline"].keys())) > 1:
         (steps, values), (base_steps, base) = (curves([results[arm][seed] for seed in seeds]) for arm in ("rlep", "baseline"))
