@@ -59,6 +59,7 @@ ARMS = {
     "grow-pool": "--replay=2 --grow_pool",                          # its own successes too
 }
 POOLS = {"seed": "--model=baseline", "base": "--model=base", "failures": "--model=baseline --keep_failures"}  # options of collect
+MACHINE = ("--device=cpu", "--sampler=torch")  # the same numbers whatever else a machine has
 SHARES = (0.5, 0.75, 0.9, 1.0)  # of the baseline's best held-out accuracy
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)  # Student's t, 1.. degrees of freedom
 
@@ -149,7 +150,7 @@ class Runner:
         model, *options = POOLS[name].split()
         model = self.model(model.removeprefix("--model="), seed)
         self.command(f"pool-{name}-s{seed}", "rlep.py", "collect", f"--model={model}", f"--data={self.data(seed, 'train')}", *tiny["common"],
-                     *tiny["collect"], *self.extra, *options, f"--seed={seed}", "--device=cpu", f"--pool={path}")
+                     *tiny["collect"], *self.extra, *options, f"--seed={seed}", *MACHINE, f"--pool={path}")
         return path
 
     def data(self, seed: int, part: str) -> str:
@@ -167,15 +168,15 @@ class Runner:
                 with open(options["--pool"], "rb") as source, open(copy, "wb") as target:
                     target.write(source.read())
             options["--pool"] = copy
-        options |= {"--data": self.data(seed, "train"), "--eval_data": self.data(seed, "test"), "--seed": str(seed), "--device": "cpu", "--out": run}
-        return ["rlep.py", "train", *(f"{name}={value}" for name, value in options.items())]
+        options |= {"--data": self.data(seed, "train"), "--eval_data": self.data(seed, "test"), "--seed": str(seed), "--out": run}
+        return ["rlep.py", "train", *(f"{name}={value}" for name, value in options.items()), *MACHINE]
 
     def result(self, arm: str, seed: int) -> dict:
         """Train and evaluate one arm of one seed, and what is to be known of it."""
         tiny, baseline, run = tiny_options(), self.model("baseline", seed), self.model(arm, seed)
         evaluation = os.path.join(self.out, f"seed{seed}", f"eval-{arm}")
         self.command(f"eval-{arm}-s{seed}", "rlep.py", "eval", f"--model={run}", f"--data={self.data(seed, 'test')}", *tiny["common"],
-                     *tiny["evaluation"], *self.extra, f"--seed={seed}", "--device=cpu", f"--out={evaluation}")
+                     *tiny["evaluation"], *self.extra, f"--seed={seed}", *MACHINE, f"--out={evaluation}")
         with open(os.path.join(evaluation, "eval.json")) as f:
             scores = {name.split("/")[-1]: value for name, value in json.load(f)["metrics"].items()}
         n = max(int(name[4:]) for name in scores if name.startswith("avg@"))
