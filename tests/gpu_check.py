@@ -1,4 +1,5 @@
 """What only a GPU can show, in one script of under 8 minutes: python tests/gpu_check.py (one NVIDIA GPU of 24 GB or more, vLLM).
+--rehearse: a third of it on a CPU with two small layers, memory aside, to see that the script works.
 
 1. swap and canary with sleep level 2 (all weights; LoRA merged) and level 1 (the adapter alone) on a random 0.5B Qwen2: the
    difference of log-probs before and after a training step, the memory that sleep gives back, the time of a swap;
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
@@ -28,6 +31,8 @@ from model import derive_seed, load_policy, load_tokenizer, make_optimizer, opti
 from replay import Pool, fingerprint  # noqa: E402
 from sampler import VLLMSampler  # noqa: E402
 
+REHEARSAL = sys.argv[1:] == ["--rehearse"]
+DEVICE = "cpu" if REHEARSAL else "cuda"
 FAILED = []
 
 
@@ -37,8 +42,19 @@ def check(name: str, passed: bool, told: str) -> None:
         FAILED.append(name)
 
 
+def alone(function, *args, **options) -> None:
+    """Run a check in a process of its own: vLLM's sleep mode takes one engine per process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        try:
+            FAILED.extend(process.submit(function, *args, **options).result())
+        except Exception as e:
+            check(f"{function.__name__}{args[1:]}", False, repr(e)[-600:])
+
+
 def gib_in_use() -> float:
     """Of the whole GPU: what vLLM maps is not in torch's own count."""
+    if REHEARSAL:
+        return 0.0
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -50,9 +66,11 @@ def make_base(folder: str) -> None:
     """A random model of Qwen2.5-0.5B's shape and vocabulary, with the tiny tokenizer: most of its ids must be masked."""
     tokenizer = tiny.make_tokenizer()
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
-        max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0, initializer_range=0.05))
+    shape = dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2)
+    if REHEARSAL:
+        shape = dict(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    model = Qwen2ForCausalLM(Qwen2Config(**shape, max_position_embeddings=4096, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
+                                         pad_token_id=0, initializer_range=0.05))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -70,8 +88,9 @@ def make_data(base: str, folder: str) -> None:
                           "response_ids": [2 + k, 3, 4, 1], "finish_reason": "stop", "reward": 1.0, "sampler_logprob": -1.0} for k in range(2)])
 
 
-def check_swap(base: str, name: str, push: str = "merged", **loading) -> None:
-    policy = load_policy(base, device="cuda", **loading)
+def check_swap(base: str, name: str, push: str = "merged", **loading) -> list[str]:
+    """Returns the names of what failed."""
+    policy = load_policy(base, device=DEVICE, **loading)
     optimizer = make_optimizer(policy, 1e-3, 0.0, 0.9, 0.999)
     before = gib_in_use()
     start = time.perf_counter()
@@ -91,9 +110,12 @@ def check_swap(base: str, name: str, push: str = "merged", **loading) -> None:
         optimizer_step(policy, optimizer, 1.0)
     check(f"{name}: swap and canary", max(means) < 0.1, f"mean differences {', '.join(f'{m:.4f}' for m in means)}; swaps "
           f"{', '.join(f'{s:.2f}' for s in swaps)} s; built in {built:.0f} s")
-    check(f"{name}: sleep level {sampler.level} frees", gib_in_use() < awake - 2, f"{before:.1f} GiB before the engine, {asleep:.1f} "
+    check(f"{name}: sleep level {sampler.level} frees", REHEARSAL or gib_in_use() < awake - 2, f"{before:.1f} GiB before the engine, {asleep:.1f} "
           f"asleep, {awake:.1f} awake, {gib_in_use():.1f} asleep after training")
     if push == "merged":
+        with torch.no_grad():
+            for p in policy.parameters():  # so far that the last weights are wrong as well, should they still be in the memory
+                p.add_(torch.randn_like(p), alpha=0.05)
         sampler.push = lambda: None  # awake with memory that was never filled
         sampler.wake()
         try:
@@ -102,7 +124,7 @@ def check_swap(base: str, name: str, push: str = "merged", **loading) -> None:
         except InputError as e:
             check(f"{name}: canary stops a missing swap", True, str(e)[:90])
     sampler.close()
-    del sampler, policy, optimizer
+    return FAILED
 
 
 def check_run(base: str, folder: str, name: str, *options: str) -> None:
@@ -110,7 +132,7 @@ def check_run(base: str, folder: str, name: str, *options: str) -> None:
     out = f"{folder}/{name.replace(' ', '-')}"
     command = [sys.executable, "rlep.py", "train", f"--model={base}", f"--data={folder}/questions.jsonl", f"--pool={folder}/pool.jsonl",
                "--replay=2", "--questions=4", "--mini_batch=2", "--rollouts=8", "--response_limit=256", "--overlong_buffer=0",
-               "--steps=2", "--lr=1e-5", "--save_every=2", "--sampler=vllm", f"--out={out}", *options]
+               "--steps=2", "--lr=1e-5", "--save_every=2", "--sampler=vllm", f"--device={DEVICE}", f"--out={out}", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         return check(f"rlep.py, {name}", False, (done.stdout + done.stderr)[-600:])
@@ -121,19 +143,20 @@ def check_run(base: str, folder: str, name: str, *options: str) -> None:
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("error: no GPU here; bash tests/run.sh vllm tests the same code against vLLM's CPU build")
+    if not REHEARSAL and not torch.cuda.is_available():
+        sys.exit("error: no GPU here; --rehearse shows on a CPU that the script works")
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         base = f"{folder}/base"
         make_base(base)
-        check_swap(base, "full weights")
-        check_swap(base, "LoRA merged", lora_rank=16)
-        check_swap(base, "LoRA adapter", lora_rank=16, push="adapter")
         make_data(base, folder)
-        check_run(base, folder, "full weights")
-        check_run(base, folder, "LoRA", "--lora_rank=16", "--activation_checkpointing")
+        alone(check_swap, base, "LoRA merged", lora_rank=16)
         check_run(base, folder, "QLoRA adapter", "--lora_rank=16", "--load_4bit", "--push=adapter", "--optimizer_8bit")
+        if not REHEARSAL:
+            alone(check_swap, base, "full weights")
+            alone(check_swap, base, "LoRA adapter", lora_rank=16, push="adapter")
+            check_run(base, folder, "full weights")
+            check_run(base, folder, "LoRA", "--lora_rank=16", "--activation_checkpointing")
     print(f"{time.perf_counter() - start:.0f} s; {len(FAILED)} failed", flush=True)
     sys.exit(bool(FAILED))
 

@@ -260,6 +260,10 @@ def test_nothing_global_is_changed_and_no_child_is_left(tmp_path):
     assert not torch.distributed.is_initialized()
 
 
+def test_the_gpu_checks_work_as_far_as_a_cpu_goes():
+    assert "; 0 failed" in run("tests/gpu_check.py", "--rehearse").stdout
+
+
 TEXTS = ["What is 7 times 8? Think step by step.", "Once upon a time there was a fox who", "Question: a train leaves at 9:40 and needs 85 minutes. "
          "When does it arrive?\nAnswer: 85 minutes are 1 hour and 25 minutes. " * 6]
 
