@@ -58,9 +58,9 @@ def measured(function) -> tuple[float, float]:
 
 def random_policy(config, **options) -> model.Policy:
     """load_policy() with random weights, made on the device, where it would read a file."""
-    def from_config(path, dtype, **_):
+    def from_config(path, **options):
         with DEVICE:
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+            return AutoModelForCausalLM.from_config(config, **options)
 
     tokenizer = type("Tokenizer", (), {"eos_token_id": 1, "__len__": lambda self: config.vocab_size})()
     real = model.AutoModelForCausalLM, model.load_tokenizer
@@ -95,7 +95,7 @@ def sweep(name: str, config: Qwen2Config, lora_rank: int, budgets: list[int], pe
     """Print a line for each --micro_tokens."""
     name += " LoRA" if lora_rank else " all weights"
     groups = make_groups(max(budgets), config.vocab_size)
-    tokens = sum(len(g.question["prompt_ids"]) + len(row.ids) for g in groups for row in g.rows)
+    tokens = sum(len(g.question["prompt_ids"]) + sum(len(row.ids) for row in g.rows) for g in groups)  # a prompt is computed once
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         s = Settings(model=folder, gpus=1, lora_rank=lora_rank, device=DEVICE.type, micro_tokens=budgets[0], mini_batch=len(groups))

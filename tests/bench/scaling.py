@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
     parser.add_argument("--steps", type=int, default=2, help="timed in each process")
-    parser.add_argument("--micro_tokens", type=int, default=4096)
+    parser.add_argument("--micro_tokens", type=int, default=2048)
     parser.add_argument("--out", default="scaling.png")
     args = parser.parse_args()
     results = {}

@@ -186,7 +186,7 @@ def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
         clock.wrap(owner, name, part, *see)
     options = dict(model=folder, data=folder / "questions.jsonl", out=folder / "out", questions=case["questions"], rollouts=case["group"],
                    mini_batch=case["questions"] // case["updates"], response_limit=case["tokens"], overlong_buffer=0, micro_tokens=micro, lr=1e-6,
-                   warmup=0, steps=steps + 1, save_every=10**6, verify_workers=1, device="cpu", overwrite="true")
+                   warmup=0, steps=steps + 1, save_every=10**6, verify_workers=1, device="cpu", sampler="torch", overwrite="true")
     if case["replay"]:
         rng = random.Random(0)
         (folder / "pool.jsonl").unlink(missing_ok=True)
@@ -195,6 +195,7 @@ def ours(folder: Path, case: dict, steps: int, micro: int) -> dict:
                           "finish_reason": "stop", "sampler_logprob": -1.0} for i in range(case["questions"]) for k in range(8)])
         options |= dict(pool=folder / "pool.jsonl", replay=case["replay"])
     rlep.train(settings.parse("train", [f"--{name}={value}" for name, value in options.items()]))
+    seen["policy"].model.set_attn_implementation("sdpa")  # transformers' own, for its own loop
     generate = []
     for _ in range(steps if case["compare"] else 0):
         start = time.process_time()
@@ -286,7 +287,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed in each process")
     parser.add_argument("--trl_python", default=sys.executable, help="the interpreter of an environment with trl")
     parser.add_argument("--trl_micro", type=int, default=1, help="micro-batches of a TRL update")
-    parser.add_argument("--micro_tokens", type=int, default=4096, help="rlep.py's setting")
+    parser.add_argument("--micro_tokens", type=int, default=2048, help="rlep.py's setting")
     for name in ("side", "folder", "case"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     args = parser.parse_args()
