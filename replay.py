@@ -50,6 +50,11 @@ from tqdm import tqdm
 from data import INSTRUCTION, InputError, load_questions, read_rows, to_question
 from verify import verify_batch
 
+try:
+    import orjson  # not needed; draws take three quarters of the time with it
+except ImportError:
+    orjson = None
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The record
 
@@ -119,19 +124,19 @@ def from_line(line: bytes) -> dict:
 
 
 def parse(line: bytes, text: bool = True) -> dict:
-    """from_line() for a line that the index knows, in a third of the time: most of it are token ids, which numpy reads faster,
-    if they come last, as to_line() writes them. text=False: the response before them is left out unread."""
-    ids = line.rfind(_IDS)
-    end = ids if text else line.find(_RESPONSE, 0, ids)
-    if end < 0 or line.find(b"]", ids) != len(line) - 2:
-        return from_line(line)
-    try:
-        record = json.loads(line[:end].decode() + "}")
-    except (ValueError, RecursionError):  # written by hand and cut inside of another object, or damaged
-        return from_line(line)
-    # At anything but numbers numpy stops and warns; the reader sees that the number of tokens does not fit.
-    record["response_ids"] = np.fromstring(line[ids + len(_IDS):-2], "i8", sep=",").tolist()
-    return record
+    """from_line() for a line that the index knows, in a third of the time: most of it are token ids, which orjson or numpy reads
+    faster, if they come last, as to_line() writes them. text=False: the response before them need not be read."""
+    with contextlib.suppress(ValueError, RecursionError):  # a lone surrogate; by hand and cut inside of another object; damaged
+        if orjson is not None:
+            return orjson.loads(line)
+        ids = line.rfind(_IDS)
+        end = ids if text else line.find(_RESPONSE, 0, ids)
+        if end > 0 and line.find(b"]", ids) == len(line) - 2:
+            record = json.loads(line[:end].decode() + "}")
+            # At anything but numbers numpy stops and warns; the reader sees that the number of tokens does not fit.
+            record["response_ids"] = np.fromstring(line[ids + len(_IDS):-2], "u4", sep=",").tolist()
+            return record
+    return from_line(line)
 
 
 def complete(record: dict) -> dict:
@@ -254,7 +259,7 @@ class Pool(contextlib.AbstractContextManager):
         return int(np.count_nonzero(self._rows["kind"] == SUCCESS))
 
     def __contains__(self, question_id: str) -> bool:
-        return len(self._candidates(question_id)) > 0
+        return len(self._candidates(question_id)[0]) > 0
 
     @property
     def failures(self) -> int:
@@ -281,11 +286,11 @@ class Pool(contextlib.AbstractContextManager):
         failures: draw from the stored wrong answers instead.
         run, max_age: see append(); records that this run sampled count only from the next step on, for max_age steps.
         text:     False leaves out `response`, which saves an eighth of the time; training needs the ids only."""
-        found = self._candidates(question_id, failures, step, run, max_age)
+        found, digests = self._candidates(question_id, failures, step, run, max_age)
         if len(found) == 0 or m < 1:
             return []
         seed_key = f"{int(seed)}\0{int(step)}\0{question_id}".encode("utf-8", "surrogatepass")
-        keys = self._rows["digest"][found] ^ np.frombuffer(hashlib.blake2b(seed_key, digest_size=8).digest(), "<u8")
+        keys = digests ^ np.frombuffer(hashlib.blake2b(seed_key, digest_size=8).digest(), "<u8")
         for shift, factor in _MIX:
             keys ^= keys >> shift
             keys *= factor
@@ -300,16 +305,16 @@ class Pool(contextlib.AbstractContextManager):
 
     def count(self, question_id: str, failures: bool = False) -> int:
         """How many distinct texts draw() can choose from."""
-        return len(np.unique(self._rows["digest"][self._candidates(question_id, failures)]))
+        return len(np.unique(self._candidates(question_id, failures)[1]))
 
     def success_rate(self, question_id: str) -> float | None:
         """The question's success rate when it was collected (mean over its records); None if no record carries one."""
-        rates = self._rows["success_rate"][self._candidates(question_id)]
+        rates = self._rows["success_rate"][self._candidates(question_id)[0]]
         rates = rates[~np.isnan(rates)]
         return float(rates.mean()) if len(rates) else None
 
-    def _candidates(self, question_id, failures=False, step=None, run=None, max_age=None) -> np.ndarray:
-        """Numbers of the index rows of one question that may be drawn, in file order."""
+    def _candidates(self, question_id, failures=False, step=None, run=None, max_age=None) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the index rows of one question that may be drawn, in file order, and their digests."""
         kind = FAILURE if failures else SUCCESS
         if kind not in self._by_question:  # rows that may be drawn, sorted by question: made when first needed
             fits = self._rows["kind"] == kind
@@ -318,15 +323,16 @@ class Pool(contextlib.AbstractContextManager):
             order = np.flatnonzero(fits)
             order = order[np.argsort(self._rows["question"][order], kind="stable")].astype(np.int32)
             starts = np.searchsorted(self._rows["question"][order], np.arange(len(self._codes.names) + 1))
-            self._by_question[kind] = order, starts.tolist()
+            self._by_question[kind] = order, self._rows["digest"][order], starts.tolist()
         code = self._codes.get(question_id, 0)
-        order, starts = self._by_question[kind]
-        found = order[starts[code]:starts[code + 1]]
+        order, digests, starts = self._by_question[kind]
+        found, digests = order[starts[code]:starts[code + 1]], digests[starts[code]:starts[code + 1]]
         if run is not None:
             age = step - self._rows["step"][found]
             mine = self._rows["run"][found] == self._codes.get(run, -1)
-            found = found[~mine | (age > 0) & (age <= (np.inf if max_age is None else max_age))]
-        return found
+            fits = ~mine | (age > 0) & (age <= (np.inf if max_age is None else max_age))
+            found, digests = found[fits], digests[fits]
+        return found, digests
 
     def _score(self, rows: np.ndarray, select: str, question_id: str) -> np.ndarray:
         """What `select` sorts by, smallest first."""
@@ -347,10 +353,11 @@ class Pool(contextlib.AbstractContextManager):
             record = parse(os.pread(self._fd, length, offset), text)
             if record["question_id"] != question_id or len(record["response_ids"]) != tokens:
                 raise ValueError
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             raise InputError(f"{self.path}: byte {offset} does not hold the trajectory that the index says. Was the file "
                              f"edited while in use? Run `python replay.py check {self.path}`") from None
-        record.pop("more", None)
+        for key in ("more",) if text else ("more", "response"):
+            record.pop(key, None)
         return record
 
     # -- append ---------------------------------------------------------------------------------------------------------
@@ -377,7 +384,7 @@ class Pool(contextlib.AbstractContextManager):
     def knows(self, question_id: str, text: str) -> bool:
         """Is this text in the pool for this question, as a success or a failure?"""
         digest = np.uint64(int(text_digest(text), 16))
-        return any(digest in self._rows["digest"][self._candidates(question_id, failures)] for failures in (False, True))
+        return any(digest in self._candidates(question_id, failures)[1] for failures in (False, True))
 
     def append(self, records: list[dict], *, allow_failed: bool = False, once: bool = False) -> int:
         """Append all records, or none: a record that may not enter is an error that names it and the reason.
