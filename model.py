@@ -284,13 +284,14 @@ def pack(prompts: list[list[int]], responses: list[list[int]], device) -> tuple[
     return Packed(torch.tensor(ids, device=device), torch.tensor(positions, device=device), spans, done, before), order
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, packed=None, **kwargs):
-    """The attention of every policy, registered with transformers: packed tokens in the trainer, one new token in the
+def attention(module, query, key, value, attention_mask, scaling=None, packed=None, prefix=None, **kwargs):
+    """The attention of every policy, registered with transformers: packed tokens in the trainer, one new token a row in the
     sampler, anything else as transformers itself does it. query (B, heads, T, D), key and value (B, kv_heads, T, D)."""
+    window = kwargs.get("sliding_window")
     if packed is not None:
-        return packed_attention(query[0], key[0], value[0], packed, scaling, kwargs.get("sliding_window"))[None], None
-    if query.shape[2] == 1 and not any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
-        return decode_attention(query, key, value, attention_mask, scaling), None
+        return packed_attention(query[0], key[0], value[0], packed, scaling, window)[None], None
+    if prefix is not None:
+        return decode_attention(query[:, :, 0], key, value, prefix, module.layer_idx, scaling, window)[:, None], None
     return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
 
 
@@ -329,19 +330,53 @@ def packed_attention(query, key, value, packed: Packed, scaling, window: int | N
     return torch.cat(out)
 
 
-def decode_attention(query, key, value, mask, scaling) -> torch.Tensor:
-    """Attention of one new token: query (B, heads, 1, D), key and value (B, kv_heads, L, D), mask (B, 1, 1, L) or None.
+class Prefix:
+    """Keys and values of U prompts, kept once for all rows that continue them: the sampler's cache holds a row's own tokens."""
 
-    Two batched products straight on the sampler's cache; transformers' own would copy keys and values for each head of a
-    group. Returns (B, 1, heads, D).
-    """
+    def __init__(self, layers: list[tuple[torch.Tensor, torch.Tensor]], prompts: list[tuple[int, int]], which: torch.Tensor):
+        """layers: keys and values (kv_heads, S, D) of packed prompts, layer by layer; which: the prompt of each row, (B,)."""
+        self.lengths = torch.tensor([end - start for start, end in prompts], device=which.device)  # (U,)
+        starts = torch.tensor([start for start, _ in prompts], device=which.device)
+        index = starts[:, None] + torch.arange(int(self.lengths.max()), device=which.device).clamp(max=self.lengths[:, None] - 1)  # (U, L)
+        self.layers = [tuple(x[:, index].transpose(0, 1).contiguous() for x in layer) for layer in layers]  # (U, kv_heads, L, D)
+        self.keep(which)
+
+    def keep(self, which: torch.Tensor) -> None:
+        """Go on with the rows whose prompts are `which` (B,), in order; prompts that no row has any more are dropped. Rows of a prompt
+        that do not lie together count as rows of two."""
+        prompts, number, counts = torch.unique_consecutive(which, return_inverse=True, return_counts=True)
+        if prompts.tolist() != list(range(len(self.lengths))):
+            self.lengths, self.layers = self.lengths[prompts], [tuple(x[prompts] for x in layer) for layer in self.layers]
+        self.which, self.group = number, int(counts.max())  # rows of the largest group
+        self.slots = number * self.group + torch.arange(len(which), device=which.device) - (counts.cumsum(0) - counts)[number]
+        position = torch.arange(self.layers[0][0].shape[2], device=which.device)
+        self.mask = (position < self.lengths[:, None])[number]  # (B, L)
+
+    def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x (B, heads, K) times its prompt's y (U, kv_heads, K, N), one product for the rows of a prompt. Returns (B, heads, N)."""
+        prompts, kv_heads = y.shape[:2]
+        grouped = x.new_zeros(prompts * self.group, *x.shape[1:]).index_copy(0, self.slots, x)
+        grouped = grouped.view(prompts, self.group, kv_heads, -1, x.shape[2]).transpose(1, 2).reshape(prompts * kv_heads, -1, x.shape[2])
+        out = torch.bmm(grouped, y.flatten(0, 1)).view(prompts, kv_heads, self.group, -1, y.shape[3])
+        return out.transpose(1, 2).reshape(prompts * self.group, x.shape[1], -1).index_select(0, self.slots)
+
+
+def decode_attention(query, key, value, prefix: Prefix, layer: int, scaling, window: int | None) -> torch.Tensor:
+    """Attention of one new token: query (B, heads, D), key and value (B, kv_heads, T, D) of the row's own tokens, after those
+    of its prompt. Batched products straight on the caches: transformers' own would copy keys and values for each head of a
+    group. Returns (B, heads, D)."""
     rows, kv_heads, length, size = key.shape
-    scores = torch.bmm(query.reshape(rows * kv_heads, -1, size), key.flatten(0, 1).transpose(1, 2)).view(rows, -1, length)
-    scores = scores * (size ** -0.5 if scaling is None else scaling)
-    if mask is not None:
-        scores = scores.masked_fill(~mask[:, 0], float("-inf"))
-    weights = scores.softmax(-1).to(value.dtype).view(rows * kv_heads, -1, length)
-    return torch.bmm(weights, value.flatten(0, 1)).view(rows, 1, -1, size)
+    keys, values = prefix.layers[layer]
+    past = prefix.product(query, keys.transpose(2, 3))  # (B, heads, L)
+    own = torch.bmm(query.reshape(rows * kv_heads, -1, size), key.flatten(0, 1).transpose(1, 2)).view(rows, -1, length)  # (B, heads, T)
+    mask, width = prefix.mask[:, None], past.shape[2]
+    if window:  # the new token sees the last `window` tokens, itself included
+        mask = mask & (torch.arange(width, device=key.device) > prefix.lengths[prefix.which][:, None, None] + length - 1 - window)
+        own[..., :max(length - window, 0)] = float("-inf")
+    scores = torch.cat([past.masked_fill(~mask, float("-inf")), own], -1) * (size ** -0.5 if scaling is None else scaling)
+    weights = scores.softmax(-1).to(value.dtype)
+    own = torch.bmm(weights[..., width:].reshape(rows * kv_heads, -1, length), value.flatten(0, 1)).view(rows, -1, size)
+    return prefix.product(weights[..., :width], values) + own
 
 
 # ----------------------------------------------------------------------------------------------- log-probs and the loss

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
 
 from data import InputError
-from model import Policy, logits, response_logprobs, whole, whole_weights
+from model import Policy, Prefix, logits, pack, response_logprobs, whole, whole_weights
 
 
 BLOCK = 256  # ids
@@ -131,23 +131,18 @@ class TorchSampler:
         return [[done[p, i] for i in range(n)] for p in range(len(prompts))]
 
     def _decode(self, prompts, keys, max_tokens, temperature, top_p) -> list[Sample]:
-        """Decode one batch with a KV cache; equal neighbouring prompts are computed once, finished rows are dropped."""
+        """Decode one batch with a KV cache; equal neighbouring prompts are computed and kept once, finished rows are dropped."""
         policy, device = self.decodes, self.decodes.device
-        unique = [i for i, p in enumerate(prompts) if i == 0 or p != prompts[i - 1]]
-        repeats = torch.tensor([b - a for a, b in zip(unique, unique[1:] + [len(prompts)])], device=device)
-        width = max(map(len, prompts))
-        input_ids = torch.tensor([[0] * (width - len(prompts[i])) + prompts[i] for i in unique], device=device)
-        # padded on the left, so that all rows decode at the same position
-        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in unique], device=device)
-        padded = not bool(mask.all())
-        cache = Cache(layer_class_to_replicate=GrowingLayer)
-        position = (mask.cumsum(-1) - 1).clamp(min=0)
+        packed, _ = pack(prompts, [[]] * len(prompts), device)
+        last = torch.tensor([before[0] for before in packed.before], device=device)  # (B,): the last token of the row's prompt
+        position = packed.positions[last] + 1  # (B,): where the next token stands
+        cache, any_mask = Cache(layer_class_to_replicate=GrowingLayer), packed.ids.new_ones(1, 1, 1, 1)  # a mask that attention() ignores
         with policy.autocast():
-            hidden = policy.decoder(input_ids=input_ids, attention_mask=mask if padded else None, position_ids=position,
-                                    past_key_values=cache, use_cache=True).last_hidden_state[:, -1]  # (P, H)
-        index = torch.arange(len(unique), device=device).repeat_interleave(repeats)  # row -> its prompt
-        cache.batch_select_indices(index)
-        hidden, mask, position = hidden[index], mask[index], position[index, -1:]
+            hidden = policy.decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], attention_mask=any_mask, packed=packed,
+                                    past_key_values=cache, use_cache=True).last_hidden_state[0, last]  # (B, H)
+        which = torch.searchsorted(torch.tensor([end for _, end in packed.prompts], device=device), last, right=True)  # (B,): its prompt
+        prefix = Prefix([(layer.keys[0], layer.values[0]) for layer in cache.layers], packed.prompts, which)
+        cache = Cache(layer_class_to_replicate=GrowingLayer)  # of the rows' own tokens
         draws = None
         if temperature > 0:
             draws = torch.tensor(np.stack([np.random.Generator(np.random.Philox(key=[seed, i])).random(max_tokens)
@@ -171,14 +166,14 @@ class TorchSampler:
             if len(keep) == 0 or t + 1 == max_tokens:
                 break
             if len(keep) < 0.9 * len(active):  # compacting copies the cache: not for every single row
-                cache.batch_select_indices(keep)
-                active, ids, mask, position = active[keep], ids[keep], mask[keep], position[keep]
-            position = position + 1
-            mask = F.pad(mask, (0, 1), value=1)
+                if t:
+                    cache.batch_select_indices(keep)
+                prefix.keep(prefix.which[keep])
+                active, ids, position = active[keep], ids[keep], position[keep]
             with policy.autocast():
-                hidden = policy.decoder(input_ids=ids[:, None], attention_mask=mask if padded else None,
-                                        position_ids=position, past_key_values=cache,
-                                        use_cache=True).last_hidden_state[:, -1]
+                hidden = policy.decoder(input_ids=ids[:, None], position_ids=position[:, None], attention_mask=any_mask, prefix=prefix,
+                                        past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+            position = position + 1
         return [Sample(ids[:n], "stop" if s else "length", lp[:n]) for ids, lp, n, s in zip(
             out_ids.tolist(), out_logprobs.tolist(), length.tolist(), stopped.tolist())]
 

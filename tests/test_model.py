@@ -198,6 +198,18 @@ def test_packed_logprobs_and_gradients_are_those_of_each_row_alone(make_policy):
     assert (ours - theirs).norm() < 1e-6 * theirs.norm()
 
 
+def test_decoding_keeps_a_prompt_once_for_rows_that_come_and_go(make_policy):
+    """Uneven prompts, one of them twice and apart, rows that stop at different times: log-probs as in the plain computation."""
+    policy = make_policy(extra_vocab=5)
+    prompts = [[3, 14, 2], [5, 12, 6], [3, 14, 2], [9], list(range(2, 30))]
+    samples = TorchSampler(policy, rows=12).generate(prompts, 5, [1, 2, 3, 4, 5], max_tokens=30, temperature=1.0)
+    alone = TorchSampler(policy, rows=1).generate(prompts[2:3], 5, [3], max_tokens=30, temperature=1.0)[0]
+    assert [x.ids for x in alone] == [x.ids for x in samples[2]] and len({len(x.ids) for group in samples for x in group}) > 3
+    for p, group in zip(prompts, samples):
+        for x in group:
+            torch.testing.assert_close(torch.tensor(x.logprobs), plain_logprobs(policy, p, x.ids), atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", [MistralConfig, StableLmConfig])
 def test_architectures_are_checked(tmp_path, kind):
     """A sliding window is kept, in the trainer and the sampler; an attention that takes no packed tokens is refused."""
