@@ -25,8 +25,10 @@ def hf_generate(policy, prompts: list[list[int]], n: int, tokens: int) -> int:
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in rows])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in rows])
+    policy.model.set_attn_implementation("sdpa")  # transformers' own, for its own loop
     out = policy.model.generate(input_ids=ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                                 max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=0)
+    policy.model.set_attn_implementation("rlep")
     return (out.shape[1] - width) * len(rows)
 
 
