@@ -111,7 +111,7 @@ def to_line(record: dict, more: int) -> bytes:
 
 
 def from_line(line: bytes) -> dict:
-    """The record of a line. Raises ValueError with the reason if the line is damaged."""
+    """The record of a line, as it stands there. Raises ValueError with the reason if the line is damaged."""
     if len(line) > LONGEST:
         raise ValueError(f"longer than {LONGEST >> 20} MB")
     try:
@@ -120,7 +120,7 @@ def from_line(line: bytes) -> dict:
         raise ValueError("nested too deeply") from None
     if reason := shape_error(record):
         raise ValueError(reason)
-    return complete(record)
+    return record
 
 
 def parse(line: bytes, text: bool = True) -> dict:
@@ -555,7 +555,7 @@ class Pool(contextlib.AbstractContextManager):
         head = _HEAD_PATTERN.match(block, begin, end)
         # A second start of a record in the line: two lines were glued together. (In a text, the quotes are escaped.)
         if head is None or block[end - 2:end] != b"]}" or block.find(_START, begin + 1, end) > 0:
-            head = _HEAD_PATTERN.match(to_line(from_line(block[begin:end]), more=0))
+            head = _HEAD_PATTERN.match(to_line(complete(from_line(block[begin:end])), more=0))
         question, reward, finish, tokens, logprob, rate, tokenizer, source, run, step, more, digest = head.groups()
         code = self._codes
         return (offset, int(digest, 16), end - begin, code[question], int(tokens), int(step or NO_STEP), logprob or "nan",
@@ -686,9 +686,10 @@ def file_lines(path: str):
 def inspect_line(line: bytes) -> tuple[dict | None, list[str]]:
     """The record of a line (None if it cannot be read or may not be in a pool) and what is wrong with it."""
     try:
-        record, stored = from_line(line), json.loads(line)
+        stored = from_line(line)
     except ValueError as error:
         return None, [f"damaged: {error}"]
+    record = complete(stored)
     if kind_of(record["reward"], record["finish_reason"]) == UNFIT or not record["response_ids"]:
         return None, ["may not be in a pool: reward {reward:g}, finish_reason {finish_reason!r}, {tokens} tokens".format(**record)]
     faults = [f"{key} is {stored[key]!r}, its content gives {record[key]!r} (edited by hand?)"
