@@ -76,9 +76,10 @@ class Policy:
         self.score = functools.partial(_flat_logprobs, self)
 
     def autocast(self):
-        """Matrix products in compute_dtype; a no-op in float32."""
+        """Matrix products in compute_dtype; a no-op in float32. Weights are cast anew at each use: from one cached copy the
+        head's gradient, a sum over chunks, would be added up in bfloat16, 5% off with 500 chunks (1% as it is)."""
         on = self.compute_dtype != torch.float32
-        return torch.autocast(self.device.type, self.compute_dtype) if on else contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False) if on else contextlib.nullcontext()
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -187,12 +188,14 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
 
 def shard(policy: Policy, device: torch.device) -> None:
     """FSDP2: of every weight, gradient and moment each rank keeps its share, in float32; the weights of one layer at a time
-    are gathered to compute with, in compute_dtype. Embedding and head are one group, so that tied ones stay one tensor."""
-    options = dict(mesh=ranks.mesh(device.type), reshard_after_forward=True)
+    are gathered to compute with, in compute_dtype. Embedding and head are one group, so that tied ones stay one tensor; it is
+    gathered in float32, for the head's gradient is a sum over chunks. Gradients are reduced and added up in float32, as in one
+    process; in bfloat16 the one difference is that the states between layers are bfloat16 here and float32 there."""
+    options, layers = dict(mesh=ranks.mesh(device.type), reshard_after_forward=True), {}
     if policy.compute_dtype != torch.float32:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
+        layers["mp_policy"] = MixedPrecisionPolicy(param_dtype=policy.compute_dtype, reduce_dtype=torch.float32)
     for layer in next(m for m in policy.decoder.children() if isinstance(m, torch.nn.ModuleList)):
-        fully_shard(layer, **options)
+        fully_shard(layer, **options, **layers)
     fully_shard(policy.model, **options)
     policy.device = device
     # FSDP2 gathers at forward(); our way in is _flat_logprobs
