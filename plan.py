@@ -105,11 +105,12 @@ def memory(s: Settings, z: dict[str, float]) -> dict[str, float]:
     frozen = z["total"] * (0.57 if s.load_4bit else width) if z["lora"] else 0
     out = {"weights": (4 * trained + frozen) / s.gpus, "gradients": 4 * trained / s.gpus,
            "optimizer": (2 if s.optimizer_8bit else 8) * trained / s.gpus}
+    head = z["vocab"] * z["hidden"] * (0 if width == 4 or z["lora"] else 8)  # its cast, and the gradient of a chunk in both types
     if s.gpus > 1:  # whole weights, the root's in float32 and two layers'; of the larger the gradient, and its copy in float32 to be reduced
         out["gathered"] = (width if z["lora"] else 4) * z["root"] + 2 * width * z["layer"]
-        out["gathered"] += 0 if z["lora"] else max(8 * z["root"], (width + 4) * z["layer"])
+        out["gathered"] += 0 if z["lora"] else max(8 * z["root"], 4 * z["vocab"] * z["hidden"] + head, (width + 4) * z["layer"])
     else:  # what autocast keeps of the weights in bfloat16
-        out["gathered"] = 0 if width == 4 or z["lora"] else 2 * z["matrices"]
+        out["gathered"] = head + (0 if width == 4 or z["lora"] else 2 * z["matrices"])
     # float32 logits, their exponentials, their gradient and a temporary, and what the head puts out
     rows = min(max(1, LOGITS_CHUNK // z["vocab"]), s.micro_tokens)
     out["logits"] = rows * z["vocab"] * (4 * 4 + (width if width < 4 else 0))

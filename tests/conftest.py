@@ -7,6 +7,11 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: what several GPUs alone can show; skipped where there are none")
+
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, ROOT)
 

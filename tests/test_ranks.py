@@ -85,12 +85,29 @@ def test_two_ranks(models, single, tmp_path):
     same_updates(single, torch.load(tmp_path / "out.pt")["shard"])
 
 
-def test_two_nodes_of_two_ranks(models, single, tmp_path):
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs")
+def test_two_gpus(models, world, tmp_path):  # noqa: F811
+    """nccl: the same updates as one GPU's in float32; a run in bfloat16 keeps old log-probs near those of its sampler's copy."""
+    step, one = rlep.optimizer_step, {case: updates.case_results(case, models, "cuda") for case in updates.CASES}
+    rlep.optimizer_step = step
+    run(*TORCHRUN, "tests/updates.py", models, tmp_path / "out.pt", "cuda", env=ENV)
+    same_updates(one, torch.load(tmp_path / "out.pt")["shard"])
+    run(*command(world, tmp_path / "run", "--steps=3", "--sampler=torch", "--device=cuda", "--dtype=bfloat16", "--activation_checkpointing"), env=ENV)
+    assert all(0 < r["mismatch_mean"] < 0.1 and r["skipped_updates"] == 0 for r in records(tmp_path / "run")[1:])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 4, reason="four GPUs")])])
+def test_two_nodes_of_two_ranks(models, single, tmp_path, device):
     """The same with four: replicas on two nodes with shards within each, and sharded over all four."""
+    if device == "cuda":
+        step, single = rlep.optimizer_step, {case: updates.case_results(case, models, device) for case in updates.CASES}
+        rlep.optimizer_step = step
+
     def node(i):
         return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2", f"--node_rank={i}",
-                                 "--master_addr=127.0.0.1", f"--master_port={port}", "tests/updates.py", models, tmp_path / "out.pt"],
-                                cwd=ROOT, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                                 "--master_addr=127.0.0.1", f"--master_port={port}", "tests/updates.py", models, tmp_path / "out.pt", device],
+                                cwd=ROOT, env={"CUDA_VISIBLE_DEVICES": ("0,1", "2,3")[i], **ENV}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     port = random.Random().randrange(20000, 30000)
     nodes = [node(0), node(1)]
     outputs = [n.communicate(timeout=300)[0] for n in nodes]

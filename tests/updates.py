@@ -1,6 +1,6 @@
 """Three updates with hand-made rows, on however many ranks there are; the first one stores what came of it. Run by test_ranks.py.
 
-    torchrun --nproc_per_node=2 tests/updates.py MODELS OUT
+    torchrun --nproc_per_node=2 tests/updates.py MODELS OUT [DEVICE]
 """
 import dataclasses
 import os
@@ -31,16 +31,16 @@ def make_groups(case, seed=0):
     return groups
 
 
-def case_results(case, models):
+def case_results(case, models, device="cpu"):
     """Of three steps of two updates each: sums, first gradients, weights at the end."""
     s = Settings(mini_batch=3, micro_tokens=70, kl_coef=0.05 if case == "one row" else 0.0)
-    policy = M.load_policy(os.path.join(models, CASES[case]), device="cpu", lora_rank=4 if case == "lora" else 0,
+    policy = M.load_policy(os.path.join(models, CASES[case]), device=device, lora_rank=4 if case == "lora" else 0,
                            activation_checkpointing=case == "lora")
-    reference = M.load_policy(os.path.join(models, CASES[case]), device="cpu", train=False) if s.kl_coef else None
+    reference = M.load_policy(os.path.join(models, CASES[case]), device=device, train=False) if s.kl_coef else None
     if case == "lora":  # B starts at zero, and a gradient of zero shows nothing
         torch.manual_seed(1)
         for p in policy.parameters():
-            value = torch.randn(p.shape) * 0.05
+            value = (torch.randn(p.shape) * 0.05).to(p.device)
             p.data.copy_(M.distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None) if isinstance(p, M.DTensor) else value)
     optimizer = M.make_optimizer(policy, 1e-4, 0.1, 0.9, 0.999)
     assert all(p.dtype == torch.float32 for p in policy.parameters())
@@ -63,11 +63,11 @@ def case_results(case, models):
     return out
 
 
-def main(models, out):
-    ranks.start("cpu", 0)
+def main(models, out, device="cpu"):
+    ranks.start(device, 0)
     results = {}
     for ranks.PER_NODE in sorted({ranks.PER_NODE, ranks.RANKS}):  # on several nodes: as it is there, then as if it were one
-        results[", ".join(ranks.mesh("cpu").mesh_dim_names)] = {case: case_results(case, models) for case in CASES}
+        results[", ".join(ranks.mesh(device).mesh_dim_names)] = {case: case_results(case, models, device) for case in CASES}
     if ranks.FIRST:
         torch.save(results, out)
     ranks.stop()
