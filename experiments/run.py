@@ -307,7 +307,8 @@ def main(args: list[str]) -> None:
         if (r["options"], r["tiny"]) != (arm_options(r["arm"], extra), runner.tiny):
             raise InputError(f"{path}: holds {r['arm']} with other options; choose another --out")
     # seed by seed, the next one's baseline first, so that no worker waits long for it
-    todo = sorted(((i - (arm == "baseline"), arm, seed) for i, seed in enumerate(seeds) for arm in arms if seed not in results[arm]), key=lambda t: t[0])
+    todo = sorted(((i - (arm == "baseline"), arm, seed) for i, seed in enumerate(seeds) for arm in arms if seed not in results[arm]),
+                  key=lambda t: (t[0], t[1] != "baseline"))
     start, lock = time.time(), threading.Lock()
 
     def work(task) -> None:
