@@ -119,22 +119,26 @@ class Runner:
     """Runs what an arm needs, each command once, with its output in logs/. Thread-safe."""
 
     def __init__(self, out: str, tiny: list[str], extra: list[str]):
-        self.out, self.tiny, self.extra, self.locks, self.done = out, tiny, extra, defaultdict(threading.Lock), set()
-        os.makedirs(os.path.join(out, "logs"), exist_ok=True)
+        self.out, self.tiny, self.extra, self.locks = out, tiny, extra, defaultdict(threading.Lock)
 
     def command(self, name: str, *args: str) -> None:
-        """Run `python args`, unless this Runner did so before; who comes second waits. InputError with the log's end if it fails."""
+        """Run `python args`, unless it has been run to its end before: <log>.done tells. A thread that comes second waits.
+        InputError with the log's end if it fails."""
         with self.locks[name]:
-            if name in self.done:
-                return
             path = os.path.join(self.out, "logs", name + ".log")
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if os.path.exists(path + ".done"):
+                with open(path + ".done") as f:
+                    if json.load(f) == list(args):
+                        return
             with open(path, "a") as log:
                 code = subprocess.run([sys.executable, *args], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
                                       stdout=log, stderr=subprocess.STDOUT).returncode
             if code:
                 with open(path, errors="replace") as log:
                     raise InputError(f"{name} ended with exit code {code}, see {path}: {(log.read().strip().splitlines() or ['no output'])[-1]}")
-            self.done.add(name)
+            with open(path + ".done", "w") as f:
+                json.dump(args, f)
 
     def model(self, name: str, seed: int) -> str:
         """Folder of the base model, or of an arm's run, made if need be."""
@@ -249,7 +253,8 @@ def table(results: dict[str, dict[int, dict]]) -> str:
     commits = sorted({r["commit"] for seeds in results.values() for r in seeds.values()})
     notes = ["", "Steps: where the arm's mean curve first reaches that share of the best of the baseline's mean curve, with 95% bootstrap intervals over",
              "seeds. Final: mean over seeds ± standard error. Minus baseline: paired by seed, with the 95% t interval over seeds. Dead groups: mean over",
-             "the run; entropy (nats): of its last five steps; length: tokens, of the final evaluation; minutes: training of one seed without evaluation.",
+             "the run; entropy (nats): of its last five steps; length: tokens, of the final evaluation; minutes: wall time of training, without evaluation.",
+             "An arm of which fewer seeds are done is compared with the baseline on those.",
              "", f"Commit {', '.join(commits)}; options beside it in results.jsonl."]
     return "\n".join(rows + notes) + "\n"
 

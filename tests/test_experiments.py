@@ -83,6 +83,7 @@ def test_two_seeds_two_arms_in_two_calls(tmp_path):
 
     first = call("--arms=rlep", "--seeds=0")
     assert first.returncode == 0, first.stderr
+    assert "finished" not in (tmp_path / "logs" / "baseline-s0.log").read_text()  # what RLEP starts from was not run again
     before = {p: p.read_bytes() for p in tmp_path.rglob("*-s0/metrics.jsonl")}
     lines = (tmp_path / "results.jsonl").read_text()
     second = call("--arms=baseline", "--seeds=0,1")
