@@ -11,4 +11,4 @@ if [ "${1:-}" = vllm ]; then
     exec python -m pytest -q tests/test_vllm.py "${@:2}"
 fi
 make_env "${VENV:-$repo/.venv}" "$requirements"
-exec python -m pytest -q tests "$@"
+exec python -m pytest -q -n 2 --dist loadfile tests "$@"  # two processes, a file of tests at a time (-n 0 for one)
