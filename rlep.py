@@ -610,17 +610,22 @@ def train(s: Settings) -> None:
     run = ranks.first(begin_run, s, done, checkpoint is None)
     send = open_log(s, run, done) if s.log and ranks.FIRST else None
 
+    draw_again = 0.0  # when the curves are due: drawing takes a second, a small model's five steps may too
+
     def log(step: int, record: dict, records: list[dict]) -> None:
         """Append to metrics.jsonl; after an evaluation also one response of each of four questions, and the curves."""
+        nonlocal draw_again
         if not ranks.FIRST:
             return
         if send:
             send(record, step)
         append_jsonl(os.path.join(s.out, "samples.jsonl"), [{"step": step, **r} for r in records[:4 * s.eval_samples:s.eval_samples]])
         append_jsonl(os.path.join(s.out, "metrics.jsonl"), [{"step": step, **record}])
-        if records:
+        start = time.monotonic()
+        if records and (step == s.steps or start > draw_again):
             import plot
             plot.draw([s.out], os.path.join(s.out, "curves.png"))
+            draw_again = time.monotonic() + 20 * (time.monotonic() - start)
 
     if not checkpoint and held_out:
         ranks.phase("evaluate", s.phase_minutes)
