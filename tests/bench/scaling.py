@@ -1,6 +1,6 @@
 """How the time of a training step grows: with questions, answers per question, their length, the vocabulary, and ranks.
 
-    python tests/bench/scaling.py [--out=tests/bench/scaling.png] [--steps=2] [--sweeps=tokens,ranks]
+    python tests/bench/scaling.py [--out=scaling.png] [--steps=3] [--sweeps=tokens,ranks]
 
 One size changes at a time, from 4 questions x 8 answers x 64 tokens, vocabulary 512 (the model and the clock of step.py). CPU
 seconds of one process, as in step.py; with ranks of the first one. Prints a table with the exponent fitted to step, sampling and
@@ -16,11 +16,11 @@ import step as bench
 
 START = {**bench.BASE, "questions": 4, "compare": False}
 SWEEPS = {  # size: values, and what is to be expected
-    "questions": ((4, 8, 16, 32), "linear: rows are independent of each other; below, what a decoding step costs at any width shows"),
-    "group": ((4, 8, 16, 32), "a little less than linear: a group's prompt is there once, and decoding steps get wider, not more"),
-    "tokens": ((32, 64, 128, 256), "linear in the weights' part; above, attention's part, which grows with the square, begins to show"),
-    "vocab": ((512, 8192, 32768, 151936), "constant in the layers, linear in the head: flat first, then towards 1 as the head outgrows them"),
-    "ranks": ((1, 2), "-1 would be ideal: sampling has it; the layers' weights are gathered, and gradients reduced, once per micro-batch")}
+    "questions": ((4, 8, 16), "linear: rows do not depend on each other; below 1 while a decoding step of few rows costs as much as one of more"),
+    "group": ((4, 8, 16), "below 1: a group's prompt is computed once, and more rows make decoding steps wider, not more"),
+    "tokens": ((32, 64, 128), "linear in the weights' part, and the prompt's share shrinks; attention, which grows with the square, is small at this length"),
+    "vocab": ((512, 8192, 65536), "flat while the layers' 3.9M weights prevail, towards 1 as the head's 256 per id do"),
+    "ranks": ((1, 2), "-1 would be ideal; gathering weights, reducing gradients and waiting for each other take the rest")}
 
 
 def slope(xs: list[float], ys: list[float]) -> float:
@@ -65,10 +65,12 @@ def draw(results: dict, path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
-    parser.add_argument("--steps", type=int, default=2, help="timed in each process")
+    parser.add_argument("--steps", type=int, default=1, help="timed in each process")
     parser.add_argument("--micro_tokens", type=int, default=2048)
     parser.add_argument("--out", default="scaling.png")
     args = parser.parse_args()
+    if set(args.sweeps.split(",")) - set(SWEEPS):
+        parser.error(f"no such sweep; there are: {', '.join(SWEEPS)}")
     results = {}
     print("| size | CPU seconds per step | exponent: step | sample | train | expected |\n|---|---|---|---|---|---|")
     for size in args.sweeps.split(","):
