@@ -5,7 +5,7 @@ Used by rlep.py and sampler.py, no command line of its own.
 Legend: P prompts, G fresh rollouts, M replays, B rows, T tokens, S tokens of a micro-batch packed end to end, N response
 tokens, H hidden size, V vocabulary. Tensors carry their shape in a comment.
 
-What is fast sits in pack(), packed_attention(), decode_attention() and _flat_logprobs(); tests/test_model.py holds them to
+What is fast sits in pack(), packed_attention(), decode_attention() and HeadLogprobs; tests/test_model.py holds them to
 the plain computation, a row at a time through transformers' own forward.
 
 Where this departs from the reference implementation:
@@ -29,10 +29,10 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as sharded_checkpoint
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention.bias import causal_lower_right
-from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -45,7 +45,7 @@ transformers_logging.disable_progress_bar()  # loading and saving are quick besi
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # says on a CPU that a faster kernel could be had
 
 NOT_FINITE_LIMIT = 10  # one such gradient is skipped and counted; as many in a row are no accident
-LOGITS_CHUNK = 1 << 24  # elements of float32 logits alive at a time (64 MiB): never a whole (B, T, V)
+LOGITS_CHUNK = {"cpu": 1 << 24, "cuda": 1 << 26}  # elements of float32 logits alive at a time, by device (64, 256 MiB): never all
 
 
 def derive_seed(*parts: object) -> int:
@@ -76,8 +76,8 @@ class Policy:
         self.score = functools.partial(_flat_logprobs, self)
 
     def autocast(self):
-        """Matrix products in compute_dtype; a no-op in float32. Weights are cast anew at each use: from one cached copy the
-        head's gradient, a sum over chunks, would be added up in bfloat16, 5% off with 500 chunks (1% as it is)."""
+        """Matrix products in compute_dtype; a no-op in float32. Weights are cast anew at each use: copies of
+        all of them would be kept where no gradient needs them."""
         on = self.compute_dtype != torch.float32
         return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=False) if on else contextlib.nullcontext()
 
@@ -189,7 +189,7 @@ def load_policy(path: str, *, lora_rank: int = 0, lora_alpha: int = 32, load_4bi
 def shard(policy: Policy, device: torch.device) -> None:
     """FSDP2: of every weight, gradient and moment each rank keeps its share, in float32; the weights of one layer at a time
     are gathered to compute with, in compute_dtype. Embedding and head are one group, so that tied ones stay one tensor; it is
-    gathered in float32, for the head's gradient is a sum over chunks. Gradients are reduced and added up in float32, as in one
+    gathered in float32, so that its gradient stays float32. Gradients are reduced and added up in float32, as in one
     process; in bfloat16 the one difference is that the states between layers are bfloat16 here and float32 there."""
     options, layers = dict(mesh=ranks.mesh(device.type), reshard_after_forward=True), {}
     if policy.compute_dtype != torch.float32:
@@ -231,7 +231,9 @@ def _check(policy: Policy, path: str) -> None:
     tokens = [i % policy.vocab for i in range(5, 25)]
     prompts, responses = [tokens[:3], tokens[:3], tokens[4:9]], [tokens[9:17], tokens[5:7], tokens[17:]]
     refusal = InputError(f"--model={path}: the log-probs of this architecture ({policy.config.model_type}) are not those of its own "
-                         "forward: it changes its logits after the head, or its attention takes no packed tokens; see _check in model.py")
+                         "forward: its head is no plain matrix, it changes its logits after it, or its attention takes no packed tokens; see _check in model.py")
+    if type(policy.head) is not torch.nn.Linear or policy.head.bias is not None:  # HeadLogprobs takes the weight alone
+        raise refusal
     try:
         ours, _, _ = response_logprobs(policy, prompts, responses, 1.0)
     except (RuntimeError, TypeError):
@@ -385,26 +387,61 @@ def decode_attention(query, key, value, prefix: Prefix, layer: int, scaling, win
 # ----------------------------------------------------------------------------------------------- log-probs and the loss
 
 
-def logits(policy: Policy, hidden: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Hidden states (N, H) to float32 logits (N, V) of the sampling distribution: known ids only, over temperature.
+def logits(policy: Policy, out: torch.Tensor, temperature: float) -> torch.Tensor:
+    """What the head puts out (N, V), used up, as float32 logits (N, K) of the sampling distribution: of the K ids that the
+    tokenizer knows, over temperature. The rows left out pad the matrix to a round size; no such id could be decoded.
 
     The one definition of the policy's distribution: the sampler and the trainer both call it.
     """
-    out = policy.head(hidden).float()  # (N, V)
-    if policy.vocab < out.shape[-1]:  # rows that pad the matrix to a round size; a sampled one could not be decoded
-        out = out.masked_fill(torch.arange(out.shape[-1], device=out.device) >= policy.vocab, float("-inf"))
-    return out / temperature
+    return out.float()[:, :policy.vocab].div_(temperature)
 
 
-def _chunk_logprobs(policy, hidden, targets, temperature, with_entropy):
-    """Log-probs (N,) of targets (N,), and the entropy (N,) of each distribution in nats if asked."""
-    z = logits(policy, hidden, temperature)  # (N, V)
-    log_norm = z.logsumexp(-1)  # (N,)
-    logprobs = z.gather(-1, targets[:, None])[:, 0] - log_norm
-    if not with_entropy:
-        return logprobs, None
-    mean_logit = (z - log_norm[:, None]).exp().mul(z.masked_fill(z == float("-inf"), 0.0)).sum(-1)
-    return logprobs, log_norm - mean_logit
+class HeadLogprobs(torch.autograd.Function):
+    """hidden (N, H), the head's weight (V, H), targets (N,) -> log-probs (N,) of the targets, and the entropy (N,) of each
+    distribution in nats, without gradient, or None. LOGITS_CHUNK logits at a time, computed again in the backward pass.
+
+    d logprob / d z = (one-hot(target) - softmax(z)) / temperature, z the head's output. Products are in policy.compute_dtype; the
+    weight's gradient adds up in one float32 buffer (V, H) (in bfloat16 it would be 5% off with 500 chunks), and there is none for a frozen weight (LoRA).
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, policy, temperature, with_entropy):
+        w, rows = weight.to(policy.compute_dtype), max(1, LOGITS_CHUNK[hidden.device.type] // len(weight))
+
+        def chunk(h, t):  # a function, so that its logits are gone when the next ones come; here and below all in place
+            z = logits(policy, F.linear(h.to(w.dtype), w), temperature)  # (n, K)
+            top = z.amax(-1, keepdim=True)  # (n, 1)
+            at_target = z.sub_(top).gather(-1, t[:, None])
+            p = z.exp() if with_entropy else z.exp_()  # but for the factor 1 / total
+            total = p.sum(-1, keepdim=True)
+            entropy = total.log() - p.mul_(z).sum(-1, keepdim=True) / total if with_entropy else total
+            return at_target - total.log(), top, total, entropy
+
+        logprobs, top, total, entropy = map(torch.cat, zip(*map(chunk, hidden.split(rows), targets.split(rows))))  # (N, 1) each
+        logprobs, entropy = logprobs[:, 0], entropy[:, 0]
+        ctx.save_for_backward(hidden, weight, targets, top, total)  # softmax: exp(z - top) / total, without the rounding of a log
+        ctx.policy, ctx.temperature, ctx.rows = policy, temperature, rows
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy if with_entropy else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, _):
+        hidden, weight, targets, top, total = ctx.saved_tensors
+        w, known, grad = weight.to(ctx.policy.compute_dtype), ctx.policy.vocab, (grad / ctx.temperature)[:, None]
+        minus, grad_hidden = -grad / total, torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for n in (slice(i, i + ctx.rows) for i in range(0, len(hidden), ctx.rows)):
+            h = hidden[n].to(w.dtype)
+            z = logits(ctx.policy, F.linear(h, w), ctx.temperature)  # (n, K)
+            z = z.sub_(top[n]).exp_().mul_(minus[n]).scatter_add_(1, targets[n, None], grad[n]).to(w.dtype)
+            grad_hidden[n] = z @ w[:known]
+            if grad_weight is not None and w.dtype == torch.float32:
+                grad_weight[:known].addmm_(z.T, h)
+            elif grad_weight is not None:
+                grad_weight[:known] += z.T @ h
+            del z
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _flat_logprobs(policy, packed, source, targets, temperature, with_entropy):
@@ -414,13 +451,7 @@ def _flat_logprobs(policy, packed, source, targets, temperature, with_entropy):
         hidden = policy.decoder(input_ids=packed.ids[None], position_ids=packed.positions[None], attention_mask=packed.ids.new_ones(1, 1, 1, 1),
                                 use_cache=False, packed=packed).last_hidden_state[0]  # (S, H)
         hidden = hidden.index_select(0, source)  # (N, H)
-        size = max(1, LOGITS_CHUNK // policy.head.weight.shape[0])
-        recompute = torch.is_grad_enabled() and len(hidden) > size
-        parts = []
-        for h, t in zip(hidden.split(size), targets.split(size)):
-            args = (policy, h, t, temperature, with_entropy)
-            parts.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False) if recompute else _chunk_logprobs(*args))
-    return torch.cat([p for p, _ in parts]), torch.cat([e for _, e in parts]) if with_entropy else None
+        return HeadLogprobs.apply(hidden, policy.head.weight, targets, policy, temperature, with_entropy)
 
 
 def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[list[int]], temperature: float,
@@ -430,7 +461,7 @@ def response_logprobs(policy: Policy, prompts: list[list[int]], responses: list[
     prompts, responses: B lists of token ids. Returns logprobs (B, T), response_mask (B, T) bool and entropy (B, T) or
     None, T the longest response; positions outside the mask are 0. Tokens are packed: each distinct prompt is computed once
     for all its rows, nothing is padding, and a row's values do not depend on the other rows. Only positions that predict a
-    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass if there are more.
+    response token go through the head, LOGITS_CHUNK logits at a time, recomputed in the backward pass.
 
     With several ranks a collective: all call it equally often, one that has nothing to do with a row without response.
     """

@@ -105,15 +105,16 @@ def memory(s: Settings, z: dict[str, float]) -> dict[str, float]:
     frozen = z["total"] * (0.57 if s.load_4bit else width) if z["lora"] else 0
     out = {"weights": (4 * trained + frozen) / s.gpus, "gradients": 4 * trained / s.gpus,
            "optimizer": (2 if s.optimizer_8bit else 8) * trained / s.gpus}
-    head = z["vocab"] * z["hidden"] * (0 if width == 4 or z["lora"] else 8)  # its cast, and the gradient of a chunk in both types
+    # the head's gradient of a micro-batch; in bfloat16 also the head's cast and a product
+    head = z["vocab"] * z["hidden"] * (0 if z["lora"] else 4 if width == 4 else 8)
     if s.gpus > 1:  # whole weights, the root's in float32 and two layers'; of the larger the gradient, and its copy in float32 to be reduced
         out["gathered"] = (width if z["lora"] else 4) * z["root"] + 2 * width * z["layer"]
         out["gathered"] += 0 if z["lora"] else max(8 * z["root"], 4 * z["vocab"] * z["hidden"] + head, (width + 4) * z["layer"])
     else:  # what autocast keeps of the weights in bfloat16
         out["gathered"] = head + (0 if width == 4 or z["lora"] else 2 * z["matrices"])
-    # float32 logits, their exponentials, their gradient and a temporary, and what the head puts out
-    rows = min(max(1, LOGITS_CHUNK // z["vocab"]), s.micro_tokens)
-    out["logits"] = rows * z["vocab"] * (4 * 4 + (width if width < 4 else 0))
+    # float32 logits, and their exponentials for the entropy (the backward pass: and their gradient in width bytes, no more)
+    rows = min(max(1, LOGITS_CHUNK["cpu" if s.device == "cpu" else "cuda"] // z["vocab"]), s.micro_tokens)
+    out["logits"] = rows * z["vocab"] * 2 * 4
     out["per token"] = z["kept"] + 2 * 4 * z["hidden"]  # the last hidden states and their gradient beside it
     return out
 
@@ -151,7 +152,7 @@ def show(s: Settings) -> dict[str, float]:
     print(f"  vLLM awake: KV cache, {max(cache, 0) / z['kv']:11,.0f} tokens             {gib(cache)}")
     print(f"  in all                                              {gib(at_rest + engine)}  of {room / GIB:.1f}")
     print("update")
-    for name, text in (("gradients", "gradients, float32"), ("gathered", "weights and gradients whole, of a layer at a time"), ("logits", "logits, a chunk at a time")):
+    for name, text in (("gradients", "gradients, float32"), ("gathered", "weights and gradients whole, of a layer at a time"), ("logits", "the head, a chunk of logits at a time")):
         print(f"  {text:<52}{gib(m[name])}")
     print(f"  activations of --micro_tokens={s.micro_tokens:<22}{gib(m['per token'] * s.micro_tokens)}")
     print(f"  in all                                              {gib(training)}  of {room / GIB:.1f}")

@@ -155,7 +155,7 @@ class TorchSampler:
         stops = torch.tensor(policy.stop_ids, device=device)
         for t in range(max_tokens):
             with policy.autocast():
-                z = logits(policy, hidden, temperature or 1.0)  # (B, V)
+                z = logits(policy, policy.head(hidden), temperature or 1.0)  # (B, V)
             ids, logprobs = draw(z, draws[active, t] if draws is not None else None, top_p)
             out_ids[active, t], out_logprobs[active, t] = ids, logprobs
             ended = torch.isin(ids, stops)

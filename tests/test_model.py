@@ -3,13 +3,15 @@ import json
 import math
 import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import make_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, StableLmConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GPT2LMHeadModel, MistralConfig, PhiConfig, StableLmConfig
 
 import model as M
 import tiny
@@ -117,18 +119,31 @@ def test_logprobs_do_not_depend_on_padding_even_with_learned_positions(tmp_path)
             torch.testing.assert_close(torch.tensor(x.logprobs), plain_logprobs(policy, p, x.ids), atol=1e-4, rtol=0)
 
 
+class Widest(TorchDispatchMode):
+    """Sees every tensor that is computed: the elements of the largest one with a column for each id of the vocabulary."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.size, self.calls = weight, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if torch.is_tensor(out) and out.shape[-1:] == self.weight.shape[:1] and out.shape != self.weight.T.shape:
+            self.size, self.calls = max(self.size, out.numel()), self.calls + 1
+        return out
+
+
 def test_no_whole_logits_tensor(make_policy, monkeypatch):
-    """The head never sees more rows than a chunk holds, and the chunks give the same values and gradients."""
+    """Forward and backward never compute more logits than a chunk holds, and the chunks give the same values and gradients."""
     policy = make_policy()
     results = []
-    for chunk in (M.LOGITS_CHUNK, 3 * policy.head.weight.shape[0]):
-        monkeypatch.setattr(M, "LOGITS_CHUNK", chunk)
-        seen = []
-        hook = policy.head.register_forward_hook(lambda module, args, out: seen.append(out.numel()))
-        logprobs, mask, _ = M.response_logprobs(policy, PROMPTS, RESPONSES, 1.0)
-        logprobs.sum().backward()
-        hook.remove()
-        assert max(seen) <= chunk
+    for chunk in (M.LOGITS_CHUNK["cpu"], 3 * policy.head.weight.shape[0]):
+        monkeypatch.setitem(M.LOGITS_CHUNK, "cpu", chunk)
+        with Widest(policy.head.weight) as seen:
+            logprobs, mask, _ = M.response_logprobs(policy, PROMPTS, RESPONSES, 1.0)
+            forward = seen.calls
+            logprobs.sum().backward()
+        assert 0 < seen.size <= chunk and 0 < forward < seen.calls
         results.append((logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.parameters()])))
         policy.model.zero_grad()
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=0)
@@ -139,13 +154,39 @@ def test_the_heads_gradient_in_bfloat16_does_not_depend_on_the_chunks(tmp_path, 
     """A sum over some hundred chunks, added up in float32; in bfloat16 it would be 5% off."""
     policy, rng = M.load_policy(make_model(tmp_path / "model", tied=False), device="cpu", compute_dtype="bfloat16"), random.Random(0)
     rows, advantages, gradients = [[rng.randrange(4, 40) for _ in range(100)] for _ in range(12)], torch.randn(12), []
-    for chunk in (M.LOGITS_CHUNK, 2 * policy.head.weight.shape[0]):
-        monkeypatch.setattr(M, "LOGITS_CHUNK", chunk)
+    for chunk in (M.LOGITS_CHUNK["cpu"], 2 * policy.head.weight.shape[0]):
+        monkeypatch.setitem(M.LOGITS_CHUNK, "cpu", chunk)
         logprobs, mask, _ = M.response_logprobs(policy, [r[:8] for r in rows], [r[8:] for r in rows], 1.0)
         M.policy_loss(logprobs, logprobs.detach(), advantages, mask, mask.sum())[0].backward()
         gradients.append(policy.head.weight.grad.clone())
         policy.head.weight.grad = None
     assert (gradients[0] - gradients[1]).norm() < 0.01 * gradients[0].norm()
+
+
+@pytest.mark.parametrize("dtype, exact", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_head_gradients_equal_the_plain_ones_in_float64(monkeypatch, dtype, exact):
+    """Unknown ids, a temperature, four chunks; a frozen weight gets no gradient; the entropy has none."""
+    n, hidden_size, vocab, known = 11, 16, 40, 33
+    monkeypatch.setitem(M.LOGITS_CHUNK, "cpu", 3 * vocab)
+    policy = SimpleNamespace(vocab=known, compute_dtype=dtype)
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight, grad = (torch.randn(*shape, generator=rng) for shape in ((n, hidden_size), (vocab, hidden_size), (n,)))
+    targets = torch.randint(known, (n,), generator=rng)
+    plain = [x.double().requires_grad_() for x in (hidden, weight)]
+    z = (plain[0] @ plain[1].T)[:, :known] / 0.6
+    expected = z.log_softmax(-1)[torch.arange(n), targets]
+    (expected * grad).sum().backward()
+    ours = [x.requires_grad_() for x in (hidden, weight)]
+    logprobs, entropy = M.HeadLogprobs.apply(*ours, targets, policy, 0.6, True)
+    (logprobs * grad).sum().backward()
+    entropies = torch.distributions.Categorical(logits=z).entropy()
+    for a, b in [(logprobs, expected), (entropy, entropies), *((a.grad, b.grad) for a, b in zip(ours, plain))]:
+        assert (a - b).norm() < exact * b.norm()
+    assert not entropy.requires_grad and not weight.grad[known:].any()
+    again = M.HeadLogprobs.apply(hidden, weight.detach(), targets, policy, 0.6, False)
+    assert torch.equal(again[0], logprobs) and again[1] is None
+    [gradient] = torch.autograd.grad((again[0] * grad).sum(), hidden)
+    assert torch.equal(gradient, hidden.grad)
 
 
 def test_eos_is_trained_when_pad_is_eos(make_policy):
@@ -309,13 +350,15 @@ def test_activation_checkpointing_and_lora_change_no_gradient_or_start(tmp_path)
     assert all("lora" in name for name, p in adapted.model.named_parameters() if p.requires_grad)
 
 
-def test_models_that_change_their_logits_are_refused(tmp_path):
-    from transformers import Gemma2Config, Gemma2ForCausalLM
+@pytest.mark.parametrize("config", [
+    Gemma2Config(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16, final_logit_softcapping=0.1),
+    PhiConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)])  # its head has a bias
+def test_models_that_change_their_logits_are_refused(tmp_path, config):
     tokenizer = tiny.make_tokenizer()
-    Gemma2ForCausalLM(Gemma2Config(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-                                   num_key_value_heads=1, head_dim=16, final_logit_softcapping=0.1)).save_pretrained(tmp_path)
+    config.vocab_size = len(tokenizer)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="gemma2"):
+    with pytest.raises(InputError, match=config.model_type):
         M.load_policy(str(tmp_path), device="cpu")
 
 
