@@ -42,8 +42,9 @@ from tqdm import tqdm
 
 import plan
 import ranks
+from attention import micro_batches
 from data import InputError, load_questions, prompt_ids
-from model import (Policy, checkpoint_bytes, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, micro_batches, optimizer_step,
+from model import (Policy, checkpoint_bytes, derive_seed, load_policy, load_tokenizer, load_trainer_state, make_optimizer, optimizer_step,
                    policy_loss, response_logprobs, save_checkpoint)
 from replay import Pool, fingerprint
 from sampler import canary, make_sampler

@@ -26,10 +26,11 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
+from attention import GrowingLayer, Prefix, pack
 from data import InputError
-from model import Policy, Prefix, logits, pack, response_logprobs, whole, whole_weights
+from model import Policy, logits, response_logprobs, whole, whole_weights
 
 
 BLOCK = 256  # ids
@@ -42,35 +43,6 @@ class Sample:
     ids: list[int]  # stop id included
     finish_reason: str  # "stop": ended by a stop id; "length": cut at the limit
     logprobs: list[float]  # of each id under the distribution it was drawn from
-
-
-class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to grow: a DynamicLayer copies all of them for each new token."""
-
-    room = 0  # tokens that fit the buffers
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-        self.keys, self.values = self._append(self.keys, key_states), self._append(self.values, value_states)
-        self.room = self.keys.stride(1) // self.keys.stride(2)
-        return self.keys, self.values
-
-    def _append(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """old (B, heads, L, D), a view of the start of its buffer, and new (B, heads, l, D) as a view of L + l tokens."""
-        length = old.shape[2] + new.shape[2]
-        if length > self.room:
-            buffer = new.new_empty(*new.shape[:2], max(2 * length, 64), new.shape[3])
-            buffer[:, :, :old.shape[2]] = old
-        else:
-            buffer = old.as_strided((*old.shape[:2], self.room, old.shape[3]), old.stride())
-        buffer[:, :, old.shape[2]:length] = new
-        return buffer[:, :, :length]
-
-    def batch_select_indices(self, indices):
-        super().batch_select_indices(indices)
-        self.room = 0  # what was selected is a tensor of its own
 
 
 class TorchSampler:

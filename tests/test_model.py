@@ -13,6 +13,7 @@ from conftest import make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, GPT2LMHeadModel, MistralConfig, PhiConfig, StableLmConfig
 
+import attention
 import model as M
 import tiny
 from data import InputError
@@ -206,7 +207,7 @@ def test_gradient_is_independent_of_micro_batches(make_policy, tied):
     advantages = torch.tensor([1.0, -0.7, 0.4])
     gradients = []
     for budget in (1, 20, 10**6):
-        groups = M.micro_batches(PROMPTS, RESPONSES, budget)
+        groups = attention.micro_batches(PROMPTS, RESPONSES, budget)
         assert sorted(i for g in groups for i in g) == [0, 1, 2] and len(groups) == {1: 3, 20: 2, 10**6: 1}[budget]
         for group in groups:
             logprobs, mask, _ = M.response_logprobs(policy, [PROMPTS[i] for i in group], [RESPONSES[i] for i in group], 1.0)
@@ -222,13 +223,13 @@ def test_gradient_is_independent_of_micro_batches(make_policy, tied):
 def test_micro_batches_respect_the_budget():
     prompts = [[1] * 10, [2] * 5, [1] * 10, [2] * 5, [1] * 10, [3] * 90]
     responses = [[7] * n for n in (30, 10, 40, 60, 10, 33)]
-    groups = M.micro_batches(prompts, responses, 100)
+    groups = attention.micro_batches(prompts, responses, 100)
     assert groups == [[4, 0, 2], [1, 3], [5]]  # 10 + 10 + 30 + 40, the prompt once; 5 + 10 + 60; a longer row alone
-    assert M.micro_batches([], [], 100) == []
+    assert attention.micro_batches([], [], 100) == []
 
 
 def test_packed_tokens_are_prompts_once_and_what_predicts_a_token():
-    packed, order = M.pack([[1, 2], [3], [1, 2], [1, 2]], [[4, 5, 6], [7, 8], [], [9]], "cpu")
+    packed, order = attention.pack([[1, 2], [3], [1, 2], [1, 2]], [[4, 5, 6], [7, 8], [], [9]], "cpu")
     assert order == [2, 3, 0, 1] and packed.ids.tolist() == [1, 2, 3, 4, 5, 7] and packed.positions.tolist() == [0, 1, 0, 2, 3, 1]
     assert [packed.before[i][:n] for i, n in enumerate((3, 2, 0, 1))] == [[1, 3, 4], [2, 5], [], [1]]
 

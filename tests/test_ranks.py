@@ -13,6 +13,7 @@ import torch
 from conftest import ROOT, make_model, run
 from test_rlep import SIZES, records, train, weights, world  # noqa: F401
 
+import attention
 import model as M
 import ranks
 import rlep
@@ -31,7 +32,7 @@ def test_micro_batches_for_several_ranks(ways):
     rng = random.Random(ways)
     for count in (0, 1, 3, 40, 200):
         prompts, responses = [[i // 4] * 5 for i in range(count)], [[1] * rng.choice((3, 20, 100, 400)) for _ in range(count)]
-        groups = M.micro_batches(prompts, responses, 800, ways)
+        groups = attention.micro_batches(prompts, responses, 800, ways)
         size = [sum(len(responses[i]) for i in g) + 5 * len({i // 4 for i in g}) for g in groups]
         assert sorted(i for g in groups for i in g) == list(range(count)) and len(groups) % ways == 0
         assert max(size, default=0) <= 800
