@@ -7,12 +7,20 @@ seconds of one process, as in step.py; with ranks of the first one. Prints a tab
 training (1: linear), and draws it.
 """
 import argparse
+import functools
 import math
+import multiprocessing
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-import step as bench
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import step as bench  # noqa: E402
+
+sys.path.insert(0, str(bench.ROOT))
+import rlep  # noqa: E402, F401: once, here; the processes that measure are forked
 
 START = {**bench.BASE, "questions": 4, "compare": False}
 SWEEPS = {  # size: values, and what is to be expected
@@ -30,15 +38,31 @@ def slope(xs: list[float], ys: list[float]) -> float:
     return sum((x - mx) * (y - my) for x, y in zip(xs, ys)) / sum((x - mx) ** 2 for x in xs)
 
 
-def measure(size: str, value: int, args) -> dict[str, float]:
+@functools.cache
+def measure(changes: tuple, ranks: int, steps: int, micro: int) -> dict[str, float]:
     """CPU seconds per step: all, sampling, training."""
-    case = START | ({size: value} if size != "ranks" else {})
-    launcher = [sys.executable] + (["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={value}"] if size == "ranks" and value > 1 else [])
+    case = START | dict(changes)
     with tempfile.TemporaryDirectory() as folder:
         bench.make_folder(Path(folder), case)
-        runs = [bench.run(launcher, "ours", folder, case, args.steps, args.micro_tokens)]
-    out = {name: bench.median(runs, part) for name, part in (("step", "step"), ("sample", "sample"))}
-    return out | {"train": sum(bench.median(runs, part) for part in ("old log-probs", "forward+backward", "optimizer"))}
+        if ranks > 1:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+            result = bench.run(launcher, "ours", folder, case, steps, micro)
+        else:
+            fork = multiprocessing.get_context("fork")
+            queue = fork.SimpleQueue()
+
+            def child():
+                with open(os.devnull, "w") as sys.stdout:
+                    queue.put(bench.ours(Path(folder), case, steps, micro))
+
+            process = fork.Process(target=child)
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(f"failed on {case}")
+            result = queue.get()
+    m = {part: bench.median([result], part) for part in ("step", *bench.PARTS)}
+    return {"step": m["step"], "sample": m["sample"], "train": m["old log-probs"] + m["forward+backward"] + m["optimizer"]}
 
 
 def draw(results: dict, path: str) -> None:
@@ -75,7 +99,10 @@ def main() -> None:
     print("| size | CPU seconds per step | exponent: step | sample | train | expected |\n|---|---|---|---|---|---|")
     for size in args.sweeps.split(","):
         values, expected = SWEEPS[size]
-        results[size] = points = {value: measure(size, value, args) for value in values}
+        points = results[size] = {}
+        for value in values:
+            ranks, changed = (value, ()) if size == "ranks" else (1, ((size, value),) if START[size] != value else ())
+            points[value] = measure(changed, ranks, args.steps, args.micro_tokens)
         exponents = [f"{slope(values, [points[v][part] for v in values]):.2f}" for part in ("step", "sample", "train")]
         seconds = ", ".join(f"{points[v]['step']:.2f}" for v in values)
         print(f"| {size} {', '.join(f'{v:,}' for v in values)} | {seconds} | {' | '.join(exponents)} | {expected} |", flush=True)
