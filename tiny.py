@@ -95,7 +95,7 @@ def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: in
     First responses with every subtotal, so that it learns to copy terms and to add. This stops at a given loss, at which
     about 4 in 10 of them come out right, and not after a given number of steps: seeds differ in when it clicks, a base that
     is already good leaves RL nothing to gain, and one that cannot add never has a success to learn from. Then, at a low
-    rate, 70% bare answers, the rest with subtotals left out at random, so that it seldom works in full (with 85% a base may never find out that it should).
+    rate, 80% bare answers, the rest with subtotals left out at random, so that it seldom works in full (with 85% a base may never find out that it should).
     """
     tokenizer = make_tokenizer()
     torch.manual_seed(derive_seed("tiny base", seed) % 2**32)
@@ -123,7 +123,7 @@ def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: in
             break
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
     for step in tqdm(range(strategy_steps), desc="base model: strategy", unit="step", disable=None):
-        supervised_step(model, optimizer, tokenizer, pairs(0.7, 0.0), 3e-4)
+        supervised_step(model, optimizer, tokenizer, pairs(0.8, 0.0), 3e-4)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
