@@ -1,6 +1,6 @@
 """How the time of a training step grows: with questions, answers per question, their length, the vocabulary, and ranks.
 
-    python tests/bench/scaling.py [--out=scaling.png] [--steps=3] [--sweeps=tokens,ranks]
+    python tests/bench/scaling.py [--out=scaling.png] [--sweeps=tokens,ranks]
 
 One size changes at a time, from 4 questions x 8 answers x 64 tokens, vocabulary 512 (the model and the clock of step.py). CPU
 seconds of one process, as in step.py; with ranks of the first one. Prints a table with the exponent fitted to step, sampling and
@@ -89,7 +89,7 @@ def draw(results: dict, path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", default=",".join(SWEEPS))
-    parser.add_argument("--steps", type=int, default=1, help="timed in each process")
+    parser.add_argument("--steps", type=int, default=3, help="timed in each process")
     parser.add_argument("--micro_tokens", type=int, default=2048)
     parser.add_argument("--out", default="scaling.png")
     args = parser.parse_args()
