@@ -107,9 +107,10 @@ def memory(s: Settings, z: dict[str, float]) -> dict[str, float]:
            "optimizer": (2 if s.optimizer_8bit else 8) * trained / s.gpus}
     # the head's gradient of a micro-batch; in bfloat16 also the head's cast and a product
     head = z["vocab"] * z["hidden"] * (0 if z["lora"] else 4 if width == 4 else 8)
-    if s.gpus > 1:  # whole weights, the root's in float32 and two layers'; of the larger the gradient, and its copy in float32 to be reduced
-        out["gathered"] = (width if z["lora"] else 4) * z["root"] + 2 * width * z["layer"]
-        out["gathered"] += 0 if z["lora"] else max(8 * z["root"], 4 * z["vocab"] * z["hidden"] + head, (width + 4) * z["layer"])
+    if s.gpus > 1:  # whole weights, the root's in float32 and two layers'; the head's gradient, with what makes it or a layer's beside it
+        root = (width if z["lora"] else 4) * z["root"]
+        out["gathered"] = root + 2 * width * z["layer"] + (0 if z["lora"] else max(head, 4 * z["vocab"] * z["hidden"] + (width + 4) * z["layer"]))
+        out["reduced"] = root + (0 if z["lora"] else 8 * z["root"])  # at the end, without activations: the root's gradient, and its copy on the way
     else:  # what autocast keeps of the weights in bfloat16
         out["gathered"] = head + (0 if width == 4 or z["lora"] else 2 * z["matrices"])
     # float32 logits, and their exponentials for the entropy (the backward pass: and their gradient in width bytes, no more)
@@ -126,7 +127,7 @@ def show(s: Settings) -> dict[str, float]:
     room = s.gpu_memory * GIB * ROOM
     state = m["weights"] + m["gradients"] + m["optimizer"]
     fixed, at_rest = state + m["gathered"] + m["logits"], m["weights"] + m["optimizer"]
-    training = fixed + m["per token"] * s.micro_tokens
+    training = max(fixed + m["per token"] * s.micro_tokens, state + m.get("reduced", 0))
     largest = max(0, math.floor((room - fixed) / m["per token"] / 256) * 256)
     engine = s.gpu_memory_fraction * s.gpu_memory * GIB
     engine_weights = z["total"] * compute_bytes(s)

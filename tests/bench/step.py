@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed in each process")
     parser.add_argument("--trl_python", default=sys.executable, help="the interpreter of an environment with trl")
     parser.add_argument("--trl_micro", type=int, default=1, help="micro-batches of a TRL update")
-    parser.add_argument("--micro_tokens", type=int, default=2048, help="rlep.py's setting")
+    parser.add_argument("--micro_tokens", type=int, default=1024, help="rlep.py's setting")
     for name in ("side", "folder", "case"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     args = parser.parse_args()
