@@ -66,6 +66,10 @@ def test_plan_of_7b_by_hand(qwen, capsys):
     assert total == 7_615_616_512 and got["total"] == total
     assert got["weights"] == got["gradients"] == total * 4 / 8 and got["optimizer"] == total
     assert got["kv"] == 2 * 28 * 4 * 128 * 2 == 57_344
+    # whole at one moment: embedding, head and last norm in float32, two layers in bfloat16, the head's gradient in float32 beside its cast and
+    # a product in bfloat16; at the end the first of these, their gradient, and its copy to be added up over ranks
+    root = 2 * 152064 * 3584 + 3584
+    assert got["gathered"] == 4 * root + 2 * 2 * layer + (4 + 2 + 2) * 152064 * 3584 and got["reduced"] == 3 * 4 * root
     # one layer keeps, in bfloat16 unless said: two norms (input 2h as float32 4h, scaled 2h, output 2h), q and out h each, k and v spread to
     # h each, a float32 for each of 28 heads; gate, its silu, up and their product, each f
     by_hand = 2 * (4 + 2 + 2) * 3584 + 4 * 2 * 3584 + 4 * 28 + 4 * 2 * 18944
