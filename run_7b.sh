@@ -12,7 +12,7 @@
 # Hardware: 8 x 80 GB; host memory for the base model's file once (15 GB) and, at a save, its weights in float32 (30 GB).
 # Disk: 92 GB a checkpoint (weights 30, optimizer 61); --keep=2 newest and the best of two arms: 550 GB.
 # Time and memory are planned, none of it measured yet: at the paper's 160 s a step 18 h for the baseline, 14 h for RLEP, and
-# collection (1.1 million answers) about 8 h; `rlep.py plan` guesses 470 s a step, with 43 GiB of a GPU while sampling and 43
+# collection (1.1 million answers) about 8 h; `rlep.py plan` guesses 470 s a step, with 43 GiB of a GPU while sampling and 39
 # in the update. `python rlep.py plan --model=...` tells both for other machines.
 # Stopped at any moment, the same command continues; finished phases are skipped.
 #
