@@ -27,7 +27,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from data import InputError
 from model import derive_seed
 
+THIS = sys.modules[__name__]  # the task that functions with `task` take unless told otherwise; experiments/words.py is another one
 ANSWER = "\nAnswer: "  # one token
+NAME, SOURCE = "sums", "tiny"
+SHAPE = dict(hidden_size=64, intermediate_size=168, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+             initializer_range=0.1)  # at the usual 0.02 so narrow a model takes several times as long to learn
+STEPS, LR, BATCH = (1000, 80), (3e-3, 3e-4), 64  # of the two parts of the warm-up: most steps, learning rates; rows of a step
+BARE = 0.8  # share of bare answers in the second part; with 0.85 a base may never find out that it should work in full
 ENOUGH = 0.3  # nats per token; 0.25 is a better base, which leaves RL less to gain
 SYMBOLS = ["<pad>", "<eos>", *map(str, range(40)), *"+-=", ANSWER]  # a number is one token; the largest total is 35
 
@@ -39,6 +45,15 @@ def make_question(rng: random.Random) -> tuple[str, list[int]]:
         terms = numbers[:1] + [n * rng.choice((1, -1)) for n in numbers[1:]]
         if sum(terms) >= 0:
             return "".join(f"{t:+d}" for t in terms)[1:] + "=", terms
+
+
+def key(terms: list[int]) -> tuple:
+    """The same for questions that are the same but for the order of the terms."""
+    return tuple(sorted(terms))
+
+
+def answer(terms: list[int]) -> int:
+    return sum(terms)
 
 
 def make_response(rng: random.Random, terms: list[int], keep: float) -> str:
@@ -60,15 +75,15 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False)
 
 
-def write_questions(path: str, rng: random.Random, count: int, source: str, taken: set[tuple]) -> None:
-    """`count` questions whose terms, in whatever order, are not in `taken`, which grows by them."""
+def write_questions(path: str, rng: random.Random, count: int, source: str, taken: set[tuple], task=THIS) -> None:
+    """`count` questions of the task whose key is not in `taken`, which grows by them."""
     with open(path, "w") as f:
         while count:
-            text, terms = make_question(rng)
-            if tuple(sorted(terms)) not in taken:
-                taken.add(tuple(sorted(terms)))
+            text, terms = task.make_question(rng)
+            if task.key(terms) not in taken:
+                taken.add(task.key(terms))
                 count -= 1
-                f.write(json.dumps({"id": f"{source}-{text}", "problem": text, "answer": str(sum(terms)), "source": source, "prompt": text}) + "\n")
+                f.write(json.dumps({"id": f"{source}-{text}", "problem": text, "answer": str(task.answer(terms)), "source": source, "prompt": text}) + "\n")
 
 
 def supervised_step(model, optimizer, tokenizer, pairs: list[tuple[str, str]], lr: float) -> float:
@@ -89,57 +104,55 @@ def supervised_step(model, optimizer, tokenizer, pairs: list[tuple[str, str]], l
     return float(loss.detach())
 
 
-def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: int, strategy_steps: int) -> None:
-    """Train the base model in two parts and save it. The terms of held-out questions are never trained on.
+def make_base(folder: str, seed: int, held_out: set[tuple], arithmetic_steps: int, strategy_steps: int, task=THIS) -> None:
+    """Train the base model in two parts and save it. Questions with a key in `held_out` are never trained on.
 
     First responses with every subtotal, so that it learns to copy terms and to add. This stops at a given loss, at which
     about 4 in 10 of them come out right, and not after a given number of steps: seeds differ in when it clicks, a base that
     is already good leaves RL nothing to gain, and one that cannot add never has a success to learn from. Then, at a low
-    rate, 80% bare answers, the rest with subtotals left out at random, so that it seldom works in full (with 85% a base may never find out that it should).
+    rate, mostly bare answers, the rest with subtotals left out at random, so that it seldom works in full.
     """
-    tokenizer = make_tokenizer()
+    tokenizer = task.make_tokenizer()
     torch.manual_seed(derive_seed("tiny base", seed) % 2**32)
     rng = random.Random(derive_seed("tiny warm-up", seed))
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=168, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.1))  # at the usual 0.02 so narrow a model takes several times as long to learn
+        vocab_size=len(tokenizer), tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, **task.SHAPE))
 
     def pairs(bare: float, full: float) -> list[tuple[str, str]]:
         out = []
-        while len(out) < 64:
-            question, terms = make_question(rng)
-            if tuple(sorted(terms)) not in held_out:
+        while len(out) < task.BATCH:
+            question, terms = task.make_question(rng)
+            if task.key(terms) not in held_out:
                 u = rng.random()
-                out.append((question, make_response(rng, terms, 0.0 if u < bare else 1.0 if u < bare + full else rng.random())))
+                out.append((question, task.make_response(rng, terms, 0.0 if u < bare else 1.0 if u < bare + full else rng.random())))
         return out
 
     optimizer, average = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True), 3.0
     for step in tqdm(range(arithmetic_steps), desc="base model: arithmetic", unit="step", disable=None):
-        loss = supervised_step(model, optimizer, tokenizer, pairs(0.0, 1.0), 3e-3 * min(1, (step + 1) / 20))
+        loss = supervised_step(model, optimizer, tokenizer, pairs(0.0, 1.0), task.LR[0] * min(1, (step + 1) / 20))
         average = 0.95 * average + 0.05 * loss
-        if average < ENOUGH:
+        if average < task.ENOUGH:
             break
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
     for step in tqdm(range(strategy_steps), desc="base model: strategy", unit="step", disable=None):
-        supervised_step(model, optimizer, tokenizer, pairs(0.8, 0.0), 3e-4)
+        supervised_step(model, optimizer, tokenizer, pairs(task.BARE, 0.0), task.LR[1])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(task=THIS) -> None:
+    parser = argparse.ArgumentParser(description=task.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder to make; an existing complete one is left as it is")
     parser.add_argument("--seed", type=int, default=0, help="of the base model and of the questions")
     parser.add_argument("--train", type=int, default=256, help="training questions")
     parser.add_argument("--test", type=int, default=200, help="held-out questions")
-    parser.add_argument("--arithmetic_steps", type=int, default=1000, help="most warm-up steps on responses in full; a loss ends them")
-    parser.add_argument("--strategy_steps", type=int, default=80, help="warm-up steps on mostly bare answers")
+    parser.add_argument("--arithmetic_steps", type=int, default=task.STEPS[0], help="most warm-up steps on responses in full; a loss ends them")
+    parser.add_argument("--strategy_steps", type=int, default=task.STEPS[1], help="warm-up steps on mostly bare answers")
     args = parser.parse_args()
     if min(args.train, args.test) < 1 or args.train + args.test > 3000 or min(args.arithmetic_steps, args.strategy_steps) < 0:
         raise InputError("--train and --test must be at least 1 and 3000 at most together, the warm-up steps at least 0")
-    settings, marker = vars(args) | {"out": None, "task": "sums"}, os.path.join(args.out, "tiny.json")
+    settings, marker = vars(args) | {"out": None, "task": task.NAME}, os.path.join(args.out, "tiny.json")
     if os.path.exists(marker):
         with open(marker) as f:
             if json.load(f) != settings:
@@ -152,10 +165,10 @@ def main() -> None:
     shutil.rmtree(tmp, ignore_errors=True)
     os.makedirs(tmp)
     rng, taken = random.Random(derive_seed("tiny questions", args.seed)), set()
-    write_questions(os.path.join(tmp, "test.jsonl"), rng, args.test, "tiny-test", taken)
+    write_questions(os.path.join(tmp, "test.jsonl"), rng, args.test, f"{task.SOURCE}-test", taken, task)
     held_out = set(taken)
-    write_questions(os.path.join(tmp, "train.jsonl"), rng, args.train, "tiny-train", taken)
-    make_base(os.path.join(tmp, "base"), args.seed, held_out, args.arithmetic_steps, args.strategy_steps)
+    write_questions(os.path.join(tmp, "train.jsonl"), rng, args.train, f"{task.SOURCE}-train", taken, task)
+    make_base(os.path.join(tmp, "base"), args.seed, held_out, args.arithmetic_steps, args.strategy_steps, task)
     with open(os.path.join(tmp, "tiny.json"), "w") as f:
         json.dump(settings, f)
     shutil.rmtree(args.out, ignore_errors=True)

@@ -1,13 +1,14 @@
-"""experiments/run.py: RLEP against its baseline and the controls that a sceptic asks for, on the embedded default, with error bars.
+"""experiments/run.py: RLEP against its baseline and the controls that a sceptic asks for, on small tasks, with error bars.
 
     python experiments/run.py                                              # all arms, five seeds: hours on two cores
     python experiments/run.py --arms=baseline,rlep,grpo-2x --seeds=0,1,2 --jobs=2 --out=runs/experiments
     python experiments/run.py --arms=baseline,rlep --lr=4e-4               # other options go to rlep.py
+    python experiments/run.py --task=words --out=runs/words                # on word problems (words.py) instead of sums (tiny.py)
     python experiments/run.py --out=experiments --seeds=                   # table and figure again from a results.jsonl
 
 A seed is one of everything: base model, training and held-out questions, sampling, replay draws. An arm is a line of ARMS, on
-top of the options that run_small.sh gives the embedded default. Everything runs through the command lines of tiny.py and
-rlep.py, --jobs of them at a time. Run again, it goes on where it stopped. --out then holds the run folders (<arm>-s<seed>, as
+top of the options that run_small.sh gives the embedded default, and the task's own. Everything runs through the command lines of
+the task's program and rlep.py, --jobs of them at a time. Run again, it goes on where it stopped. --out then holds the run folders (<arm>-s<seed>, as
 plot.py likes them) and logs/, and
 
     results.jsonl    one object per arm and seed: options, command, commit, final avg@16, curve, steps to x%, ...
@@ -57,6 +58,11 @@ ARMS = {
     "likeliest": "--replay=2 --replay_select=likeliest",
     "unlikeliest": "--replay=2 --replay_select=unlikeliest",
     "grow-pool": "--replay=2 --grow_pool",                          # its own successes too
+}
+# label -> the program that makes base model and questions, and options of rlep.py where they differ from the embedded default's
+TASKS = {
+    "sums": ("tiny.py", ""),
+    "words": ("experiments/words.py", "--response_limit=48 --lr=5e-5"),
 }
 POOLS = {"seed": "--model=baseline", "base": "--model=base", "failures": "--model=baseline --keep_failures"}  # options of collect
 MACHINE = ("--device=cpu", "--sampler=torch")  # the same numbers whatever else a machine has
@@ -118,8 +124,8 @@ def arm_options(arm: str, extra: list[str]) -> dict[str, str]:
 class Runner:
     """Runs what an arm needs, each command once, with its output in logs/. Thread-safe."""
 
-    def __init__(self, out: str, tiny: list[str], extra: list[str]):
-        self.out, self.tiny, self.extra, self.locks = out, tiny, extra, defaultdict(threading.Lock)
+    def __init__(self, out: str, task: str, tiny: list[str], extra: list[str]):
+        self.out, self.task, self.tiny, self.extra, self.locks = out, task, tiny, extra, defaultdict(threading.Lock)
 
     def command(self, name: str, *args: str) -> None:
         """Run `python args`, unless it has been run to its end before: <log>.done tells. A thread that comes second waits.
@@ -144,7 +150,7 @@ class Runner:
         """Folder of the base model, or of an arm's run, made if need be."""
         if name == "base":
             folder = os.path.join(self.out, f"seed{seed}", "tiny")
-            self.command(f"tiny-s{seed}", "tiny.py", f"--out={folder}", f"--seed={seed}", *self.tiny)
+            self.command(f"tiny-s{seed}", TASKS[self.task][0], f"--out={folder}", f"--seed={seed}", *self.tiny)
             return os.path.join(folder, "base")
         self.command(f"{name}-s{seed}", *self.train_command(name, seed))
         return os.path.join(self.out, f"{name}-s{seed}")
@@ -190,7 +196,7 @@ class Runner:
         reached = {f"{share:.0%}": steps_to(steps, values, best, share) for share in SHARES}
         fresh = arm_options(arm, self.extra).get("--rollouts") != "0"  # else there are none to tell of
         trained = records[1:]  # the first record is the evaluation of what training starts from
-        return {"arm": arm, "seed": seed, "options": arm_options(arm, self.extra), "tiny": self.tiny, "command": "python " + " ".join(self.train_command(arm, seed)),
+        return {"arm": arm, "seed": seed, "task": self.task, "options": arm_options(arm, self.extra), "tiny": self.tiny, "command": "python " + " ".join(self.train_command(arm, seed)),
                 "commit": commit(), "samples": n, "final": scores[f"avg@{n}"], "pass": scores.get(f"pass@{n}"), "curve": curve,
                 "steps_to": {share: None if step == np.inf else step for share, step in reached.items()},  # of this seed's baseline
                 "dead_groups": float(np.mean([r["dead_groups"] for r in trained])) if fresh else None,  # mean over the run
@@ -251,11 +257,12 @@ def table(results: dict[str, dict[int, dict]]) -> str:
             low, high = bootstrap(ratio, len(seeds))
             rows.append(f"\nrlep reaches {share:.0%} of the baseline's best in {ratio(np.arange(len(seeds))):.2f} [{low:.2f}, {high:.2f}] of the baseline's steps to it.")
     commits = sorted({r["commit"] for seeds in results.values() for r in seeds.values()})
+    tasks = sorted({r.get("task", "sums") for seeds in results.values() for r in seeds.values()})
     notes = ["", "Steps: where the arm's mean curve first reaches that share of the best of the baseline's mean curve, with 95% bootstrap intervals over",
              "seeds. Final: mean over seeds ± standard error. Minus baseline: paired by seed, with the 95% t interval over seeds. Dead groups: mean over",
              "the run; entropy (nats): of its last five steps; length: tokens, of the final evaluation; minutes: wall time of training, without evaluation.",
              "An arm of which fewer seeds are done is compared with the baseline on those.",
-             "", f"Commit {', '.join(commits)}; options beside it in results.jsonl."]
+             "", f"Task: {', '.join(tasks)}. Commit {', '.join(commits)}; options beside it in results.jsonl."]
     return "\n".join(rows + notes) + "\n"
 
 
@@ -287,9 +294,9 @@ def draw(results: dict[str, dict[int, dict]], path: str) -> None:
 
 
 def main(args: list[str]) -> None:
-    own = {"arms": ",".join(ARMS), "seeds": "0,1,2,3,4", "jobs": "2", "out": "runs/experiments", "tiny": ""}
+    own = {"arms": ",".join(ARMS), "seeds": "0,1,2,3,4", "jobs": "2", "out": "runs/experiments", "task": "sums", "tiny": ""}
     if "-h" in args or "--help" in args:
-        print(__doc__ + "\n" + "\n".join(f"--{name:<6} [{default}]" for name, default in own.items()) + "\n--tiny: options of tiny.py")
+        print(__doc__ + "\n" + "\n".join(f"--{name:<6} [{default}]" for name, default in own.items()) + f"\n--task: {' or '.join(TASKS)}; --tiny: options of its program")
         return
     extra = []
     for arg in args:
@@ -301,13 +308,18 @@ def main(args: list[str]) -> None:
     unknown = [arm for arm in own["arms"].split(",") if arm not in ARMS]
     if unknown:
         raise InputError(f"--arms: no arm {unknown[0]!r}; there are {', '.join(ARMS)}")
+    if own["task"] not in TASKS:
+        raise InputError(f"--task: no task {own['task']!r}; there are {', '.join(TASKS)}")
     if not re.fullmatch(r"(\d+(,\d+)*)?", own["seeds"]) or not re.fullmatch(r"[1-9]\d*", own["jobs"]):
         raise InputError(f"--seeds={own['seeds']} --jobs={own['jobs']}: seeds are whole numbers with commas between, jobs one from 1 on")
     parse("train", ["--model=x", "--data=x", "--out=x", *extra])
+    extra = TASKS[own["task"]][1].split() + extra
     arms = ["baseline", *(arm for arm in own["arms"].split(",") if arm != "baseline")]  # nothing can be said without it
     seeds = [int(seed) for seed in own["seeds"].split(",") if seed]
-    path, runner = os.path.join(own["out"], "results.jsonl"), Runner(own["out"], own["tiny"].split(), extra)
+    path, runner = os.path.join(own["out"], "results.jsonl"), Runner(own["out"], own["task"], own["tiny"].split(), extra)
     results = load_results(path)
+    if any(r.get("task", "sums") != own["task"] for by_seed in results.values() for r in by_seed.values()):
+        raise InputError(f"{path}: holds results of another task than {own['task']}; choose another --out or --task")
     for r in (r for by_seed in results.values() for seed, r in by_seed.items() if r["arm"] in arms and seed in seeds):
         if (r["options"], r["tiny"]) != (arm_options(r["arm"], extra), runner.tiny):
             raise InputError(f"{path}: holds {r['arm']} with other options; choose another --out")

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT, refused
+from conftest import ROOT, refused, run
 
 sys.path.insert(0, os.path.join(ROOT, "experiments"))
 
@@ -56,6 +56,15 @@ def test_every_arm_is_a_valid_command_line():
     assert experiments.arm_options("grpo-2x", ["--steps=7"])["--steps"] == "14"
 
 
+def test_every_task_is_a_program_and_valid_options():
+    for program, line in experiments.TASKS.values():
+        assert os.path.exists(os.path.join(ROOT, program))
+        for command, required in (("train", ["--model=x", "--data=x", "--out=x"]), ("collect", ["--model=x", "--data=x", "--pool=x"]),
+                                  ("eval", ["--model=x", "--data=x"])):
+            parse(command, [*required, *line.split()])
+    assert experiments.TASKS["sums"] == ("tiny.py", "")  # run_small.sh's options alone
+
+
 def test_table_by_hand(tmp_path):
     """Two seeds of both arms and a third of the baseline alone, which the comparison leaves out."""
     result = lambda arm, seed, values, final: {  # noqa: E731
@@ -102,10 +111,26 @@ def test_two_seeds_two_arms_in_two_calls(tmp_path):
 
     other = call("--arms=rlep", "--seeds=0", "--lr=1e-3")
     assert other.returncode == 2 and "other options" in other.stderr and "Traceback" not in other.stderr
+    other = call("--arms=rlep", "--seeds=7", "--task=words")  # not even of other seeds
+    assert other.returncode == 2 and "another task than words" in other.stderr and "Traceback" not in other.stderr
+
+
+def test_the_other_task(tmp_path):
+    """Its program makes the base model, its options reach every phase, the user's come after them."""
+    out = run("experiments/run.py", "--task=words", "--arms=rlep", "--seeds=0", f"--out={tmp_path}", "--steps=1", "--questions=4", "--rollouts=4",
+              "--mini_batch=2", "--samples=4", "--min_correct=1", "--eval_every=1", "--eval_samples=1", "--response_limit=40",
+              "--tiny=--train=8 --test=4 --arithmetic_steps=60 --strategy_steps=5", timeout=600).stdout
+    results = experiments.load_results(tmp_path / "results.jsonl")
+    assert set(results) == {"baseline", "rlep"} and results["rlep"][0]["task"] == "words" and "Task: words." in out
+    assert results["rlep"][0]["options"]["--response_limit"] == "40"
+    assert "How many" in (tmp_path / "seed0/tiny/train.jsonl").read_text()
+    assert "another task than sums" in refused("experiments/run.py", f"--out={tmp_path}", "--seeds=1")
+    assert "another task than sums" in refused("experiments/run.py", f"--out={tmp_path}", "--seeds=")
 
 
 def test_refuses(tmp_path):
     out = f"--out={tmp_path}/x"
     assert "no arm 'rlpe'" in refused("experiments/run.py", "--arms=rlpe", out)
     assert "nearest is --steps" in refused("experiments/run.py", "--step=3", out)
+    assert "no task 'word'" in refused("experiments/run.py", "--task=word", out)
     assert "--jobs=0" in refused("experiments/run.py", "--jobs=0", out)
