@@ -312,8 +312,8 @@ def main(args: list[str]) -> None:
         raise InputError(f"--task: no task {own['task']!r}; there are {', '.join(TASKS)}")
     if not re.fullmatch(r"(\d+(,\d+)*)?", own["seeds"]) or not re.fullmatch(r"[1-9]\d*", own["jobs"]):
         raise InputError(f"--seeds={own['seeds']} --jobs={own['jobs']}: seeds are whole numbers with commas between, jobs one from 1 on")
-    parse("train", ["--model=x", "--data=x", "--out=x", *extra])
     extra = TASKS[own["task"]][1].split() + extra
+    parse("train", ["--model=x", "--data=x", "--out=x", *(f"{name}={value}" for name, value in arm_options("baseline", extra).items())])
     arms = ["baseline", *(arm for arm in own["arms"].split(",") if arm != "baseline")]  # nothing can be said without it
     seeds = [int(seed) for seed in own["seeds"].split(",") if seed]
     path, runner = os.path.join(own["out"], "results.jsonl"), Runner(own["out"], own["task"], own["tiny"].split(), extra)

@@ -121,4 +121,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 if __name__ == "__main__":
-    tiny.main(sys.modules[__name__])
+    try:
+        tiny.main(sys.modules[__name__])
+    except tiny.InputError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)

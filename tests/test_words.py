@@ -83,7 +83,8 @@ def test_full_responses_work_in_an_order_that_the_relations_allow():
         found.add(words.make_response(rng, story, 1.0))
     bob, cid, dan = "Bob has 4 more than Ann 7 = Bob 11", "Cid has twice as many as Bob 11 = Cid 22", "Dan has 5 fewer than Ann 7 = Dan 2"
     orders = (bob, cid, dan), (bob, dan, cid), (dan, bob, cid)
-    assert found == {", ".join([*order, last]) + "\nAnswer: 24" for order in orders for last in ("so Cid 22 + Dan 2 = 24", "so Dan 2 + Cid 22 = 24")}  # Eve is not asked for
+    last = "so Cid 22 + Dan 2 = 24", "so Dan 2 + Cid 22 = 24"  # Eve is not asked for
+    assert found == {", ".join([*order, end]) + "\nAnswer: 24" for order in orders for end in last}
 
 
 def test_key_is_blind_to_names_and_order_alone():
