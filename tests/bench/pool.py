@@ -111,6 +111,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         return measure(options.measure)
+    if options.folder:
+        os.makedirs(options.folder, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="pool-bench-", dir=options.folder)
     path = os.path.join(folder, "pool.jsonl")
     try:
