@@ -1,6 +1,6 @@
 """experiments/run.py: RLEP against its baseline and the controls that a sceptic asks for, on small tasks, with error bars.
 
-    python experiments/run.py                                              # all arms, five seeds: hours on two cores
+    python experiments/run.py                                              # all arms, five seeds: an hour on two cores
     python experiments/run.py --arms=baseline,rlep,grpo-2x --seeds=0,1,2 --jobs=2 --out=runs/experiments
     python experiments/run.py --arms=baseline,rlep --lr=4e-4               # other options go to rlep.py
     python experiments/run.py --task=words --out=runs/words                # on word problems (words.py) instead of sums (tiny.py)
