@@ -62,32 +62,42 @@ def micro_batches(prompts: list[list[int]], responses: list[list[int]], token_bu
     """Indices of B rows in groups of at most token_budget tokens, each distinct prompt of a group counted once; a longer row
     goes alone. Rows of a prompt stay together. The gradient does not depend on the grouping.
 
-    The number of groups is a multiple of `ways`, the ranks that take turns with them: the largest are halved and, when all
-    rows are alone, empty ones added. Neighbours are of like size, so that the ranks finish each turn together.
+    The number of groups is a multiple of `ways`, the ranks that take turns with them: of about equal size, the neighbours of like
+    size, so that the ranks finish each turn together. Where there are fewer rows, some are empty.
     """
     first = {}
     for i, prompt in enumerate(prompts):
         first.setdefault(tuple(prompt), i)
+    order = sorted(range(len(prompts)), key=lambda i: (first[tuple(prompts[i])], len(responses[i]), i))
 
     def size(group):
         return sum(len(responses[i]) for i in group) + sum(map(len, {tuple(prompts[i]) for i in group}))
 
+    if ways > 1:
+        count = ways * -(-size(order) // (token_budget * ways))
+        while True:
+            groups = list(filter(None, cut(order, [len(responses[i]) + 1 + (first[tuple(prompts[i])] == i) * len(prompts[i]) for i in order], count)))
+            if all(size(group) <= token_budget or len(group) == 1 for group in groups):
+                return [[]] * (-len(groups) % ways) + sorted(groups, key=size)
+            count += ways
     groups, group, used = [], [], 0
-    for i in sorted(range(len(prompts)), key=lambda i: (first[tuple(prompts[i])], len(responses[i]), i)):
+    for i in order:
         new = not group or prompts[group[-1]] != prompts[i]
         if group and used + len(responses[i]) + new * len(prompts[i]) > token_budget:
             groups.append(group)
             group, used, new = [], 0, True
         group.append(i)
         used += len(responses[i]) + new * len(prompts[i])
-    groups += [group] if group else []
-    while len(groups) % ways and max(map(len, groups)) > 1:
-        group = max((g for g in groups if len(g) > 1), key=size)
-        groups.remove(group)
-        groups += [group[:len(group) // 2], group[len(group) // 2:]]
-    if ways > 1:
-        groups.sort(key=size)
-    return groups + [[]] * (-len(groups) % ways)
+    return groups + [group] if group else groups
+
+
+def cut(items: list, weights: list[int], count: int) -> list[list]:
+    """The items in `count` runs of about equal weight; runs may be empty. An item goes where its middle lies."""
+    runs, total, before = [[] for _ in range(count)], sum(weights), 0
+    for item, weight in zip(items, weights):
+        runs[(2 * before + weight) * count // (2 * total)].append(item)
+        before += weight
+    return runs
 
 
 # ------------------------------------------------------------------------------------------------------ packed tokens

@@ -40,6 +40,9 @@ def test_micro_batches_for_several_ranks(ways):
         assert all(any(turn) for turn in turns)  # no turn of empty ones alone
         if count == 200:  # the ranks finish together: the tokens of a turn are those of its slowest rank
             assert sum(max(size[i:i + ways]) for i in range(0, len(size), ways)) < 1.35 * sum(size) / ways
+    # a little more than one budget: not one full group and a small rest
+    groups = attention.micro_batches([[i // 8] * 30 for i in range(32)], [[1] * 64] * 32, 2100, ways)
+    assert ways == 1 or len(groups) == ways and len({len(group) for group in groups}) == 1
 
 
 def test_one_process_is_one_rank():
