@@ -255,7 +255,8 @@ def table(results: dict[str, dict[int, dict]]) -> str:
         for share in (0.9, 1.0):
             ratio = lambda i: steps_to(steps, values[i], base[i], share) / max(steps_to(base_steps, base[i], base[i], share), 1)  # noqa: E731, B023
             low, high = bootstrap(ratio, len(seeds))
-            rows.append(f"\nrlep reaches {share:.0%} of the baseline's best in {ratio(np.arange(len(seeds))):.2f} [{low:.2f}, {high:.2f}] of the baseline's steps to it.")
+            rows.append(f"\nrlep reaches {share:.0%} of the baseline's best in {ratio(np.arange(len(seeds))):.2f} [{low:.2f}, {high:.2f}] of the baseline's steps to it"
+                        + (" (inf: never)." if high == np.inf else "."))
     commits = sorted({r["commit"] for seeds in results.values() for r in seeds.values()})
     tasks = sorted({r.get("task", "sums") for seeds in results.values() for r in seeds.values()})
     notes = ["", "Steps: where the arm's mean curve first reaches that share of the best of the baseline's mean curve, with 95% bootstrap intervals over",
