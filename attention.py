@@ -74,12 +74,13 @@ def micro_batches(prompts: list[list[int]], responses: list[list[int]], token_bu
         return sum(len(responses[i]) for i in group) + sum(map(len, {tuple(prompts[i]) for i in group}))
 
     if ways > 1:
+        weights = [len(responses[i]) + 1 + (not n or prompts[order[n - 1]] != prompts[i]) * len(prompts[i]) for n, i in enumerate(order)]
         count = ways * -(-size(order) // (token_budget * ways))
         while True:
-            groups = list(filter(None, cut(order, [len(responses[i]) + 1 + (first[tuple(prompts[i])] == i) * len(prompts[i]) for i in order], count)))
+            groups = list(filter(None, cut(order, weights, count)))
             if all(size(group) <= token_budget or len(group) == 1 for group in groups):
                 return [[]] * (-len(groups) % ways) + sorted(groups, key=size)
-            count += ways
+            count += ways * -(-count // (8 * ways))  # an eighth more: a prompt over the budget leaves each of its rows alone, soon
     groups, group, used = [], [], 0
     for i in order:
         new = not group or prompts[group[-1]] != prompts[i]

@@ -14,7 +14,6 @@ import datetime
 import faulthandler
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -115,15 +114,17 @@ def phase(name: str, minutes: float = 0) -> None:
 
 
 def _cut(name: str, minutes: float) -> None:
-    with tempfile.TemporaryFile() as f:  # one write: the ranks' tracebacks would run into each other
-        f.write(f"error: rank {RANK}: {name} took longer than --phase_minutes={minutes:g}; where it stood is told below. If it only "
-                "needs more time, raise the limit; the same command continues\n".encode())
-        f.flush()
-        faulthandler.dump_traceback(f, all_threads=True)
-        f.seek(0)
-        os.write(2, f.read())
-    time.sleep(5 if RANKS > 1 else 0)  # the limits of the other ranks end about now: each tells where it stood, the stuck one too
-    os._exit(3)  # the main thread may be stuck in a call that no exception reaches
+    try:
+        with os.fdopen(os.memfd_create("where"), "w+b") as f:  # one write: the ranks' tracebacks would run into each other; no disk, it may be full
+            f.write(f"error: rank {RANK}: {name} took longer than --phase_minutes={minutes:g}; where it stood is told below. If it only "
+                    "needs more time, raise the limit; the same command continues\n".encode())
+            f.flush()
+            faulthandler.dump_traceback(f, all_threads=True)
+            f.seek(0)
+            os.write(2, f.read())
+        time.sleep(5 if RANKS > 1 else 0)  # the limits of the other ranks end about now: each tells where it stood, the stuck one too
+    finally:
+        os._exit(3)  # the main thread may be stuck in a call that no exception reaches
 
 
 SAMPLING = "--sampler_rows, --gpu_memory_fraction or --response_limit"
